@@ -66,6 +66,8 @@ class Scoring:
     logit_soft_cap: a score s becomes cap * tanh(s / cap); None: scores stay as they are. sinks: [num_heads] float32, a
     further logit of each head's softmax, which has no value. sees_images_whole: tokens of an image see those behind
     them in the same image, too. sees_all: all tokens see those behind them, within the layer's window if it has one.
+    chunk_size: sequences are cut into chunks of this many tokens, of which a token sees its own, although the blocks of
+    all are kept; in a layer without a window. None: they are not.
     """
 
     num_heads: int
@@ -74,6 +76,7 @@ class Scoring:
     sinks: Tensor | None = None
     sees_images_whole: bool = False
     sees_all: bool = False
+    chunk_size: int | None = None
 
 
 class LatentOptions(TypedDict):
@@ -96,6 +99,10 @@ class BoundHeads(Protocol):
 
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
         """Normalise and rotate the heads of qkv [T, (H + 2 KVH) * D] as `heads` says, then do what forward does."""
+        ...
+
+    def store(self, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+        """Store k and v [T, KVH, D] in the slots [T] int64, as in GroupBatch."""
         ...
 
     def forward_queries(self, q: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:

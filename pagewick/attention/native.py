@@ -101,8 +101,13 @@ class NativeHeads:
     def __init__(self, cache: KVCache, kept: KeptHeads, scoring: Scoring, group: int) -> None:
         self.cache = cache
         self._layout = HeadLayout(scoring.num_heads, cache.num_kv_heads, cache.head_dim)
+        assert scoring.chunk_size is None or kept.window is None, "a layer has one or the other"
         self._scores = ScoreOptions(
-            scoring.softmax_scale, kept.window, scoring.logit_soft_cap, scoring.sinks, is_chunked=kept.is_chunked
+            scoring.softmax_scale,
+            kept.window or scoring.chunk_size,
+            scoring.logit_soft_cap,
+            scoring.sinks,
+            is_chunked=kept.is_chunked or scoring.chunk_size is not None,
         )
         self._group = group
         self._sees_later = scoring.sees_images_whole or scoring.sees_all
@@ -115,6 +120,9 @@ class NativeHeads:
     def forward_fused(self, qkv: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
         q = kernels.rope_and_store(qkv, self.cache, batch.groups[self._group].slot_mapping, self._layout, heads)
         return self._attend(q, batch)
+
+    def store(self, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+        kernels.store_kv(k, v, self.cache, slot_mapping)
 
     def forward_queries(self, q: Tensor, batch: AttentionBatch, heads: HeadOptions) -> Tensor:
         layout = self._layout._replace(num_kv_heads=0)

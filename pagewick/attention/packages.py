@@ -138,6 +138,8 @@ class PackageBackend(NativeBackend):
         if scoring.sees_images_whole:
             reason = "it does not serve models in which the tokens of an image see each other"
             raise self._package.refuse(reason, "give --language-model-only, if no request has images")
+        if scoring.chunk_size is not None:
+            raise self._package.refuse("it does not serve models whose texts attend to an image of their own")
         if scoring.sees_all:
             raise self._package.refuse("it does not serve models in which tokens see those behind them")
         heads = super().bind_heads(kept, scoring, blocks, group, kv_scales)

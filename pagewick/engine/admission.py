@@ -118,6 +118,8 @@ def _check_extra_keys(request: EngineRequest) -> None:
 
 def _check_images(request: EngineRequest, info: ModelInfo) -> None:
     """Raise unless the model reads images, and each stands where the prompt has its placeholder tokens, in order."""
+    if info.writes_captions:
+        _check_caption(request, info.image_fixed_tokens)
     if not request.images:
         return
     if info.image_token_id is None:
@@ -134,10 +136,15 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
             rows = " and one behind each row of squares" if info.has_row_breaks else ""
             side, step = info.image_side, info.image_step or info.image_side
             square = "square of this side" if step == side else f"whole square of {side} x {side}"
+            counted = (
+                f"a token for each {square}{rows}"
+                if not info.image_fixed_tokens
+                else f"{info.image_fixed_tokens} tokens"
+            )
             message = (
                 f"image {number + 1} of {image.height} x {image.width} pixels has {image.num_tokens} tokens and "
-                f"{len(image.pixels)} bytes; it needs sides that are multiples of {step}, a token for each "
-                f"{square}{rows}, and 3 bytes for each pixel"
+                f"{len(image.pixels)} bytes; it needs sides that are multiples of {step}, {counted}, and 3 bytes for "
+                "each pixel"
             )
             raise InvalidRequestError(message, param="messages")
         if image.start < end or not _has_placeholders(image, request.prompt_token_ids, info.image_token_id):
@@ -152,6 +159,23 @@ def _check_images(request: EngineRequest, info: ModelInfo) -> None:
             message = f"image {number + 1} has {image.num_tokens} tokens; this model takes at most {limit} of an image"
             raise InvalidRequestError(message, param="messages")
         end = image.end
+
+
+def _check_caption(request: EngineRequest, image_tokens: int) -> None:
+    """Raise unless the prompt is that of a caption: one image, and a text behind it."""
+    if len(request.images) != 1:
+        message = (
+            f"this model writes a caption of one image, and the request has {len(request.images)}; send one, and "
+            "behind it the beginning of the caption or nothing"
+        )
+        raise InvalidRequestError(message, param="messages")
+    prompt = request.prompt_token_ids
+    if request.images[0].start or len(prompt) == image_tokens or prompt[0] in prompt[image_tokens:]:
+        message = "the prompt of a caption has the tokens of an image first, and then those of a text"
+        raise InvalidRequestError(message, param="messages")
+    if request.params.prompt_logprobs is not None:
+        message = "this model predicts no tokens of images, so that prompts have no log-probabilities; leave them out"
+        raise UnsupportedError(message, param="prompt_logprobs")
 
 
 def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
@@ -169,9 +193,11 @@ def _is_whole(image: ImageInput, info: ModelInfo) -> bool:
     rows, columns = image.height // info.image_side, image.width // info.image_side
     step = info.image_step or info.image_side
     is_divided = rows > 0 and columns > 0 and not image.height % step and not image.width % step
+    has_pixels = len(image.pixels) == 3 * image.height * image.width
+    if info.image_fixed_tokens:
+        return is_divided and has_pixels and not image.row_length and image.num_tokens == info.image_fixed_tokens
     is_in_rows = image.row_length == (columns if info.has_row_breaks else 0)
     num_tokens = rows * (columns + info.has_row_breaks)
-    has_pixels = len(image.pixels) == 3 * image.height * image.width
     return is_divided and is_in_rows and has_pixels and image.num_tokens == num_tokens
 
 

@@ -312,6 +312,7 @@ def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "image_tile": vision.tile_side,
         "image_most_tiles": vision.most_tiles,
         "has_row_breaks": vision.has_row_breaks,
+        "writes_captions": model.image_attention is not None,
         "max_image_tokens": max_image_tokens(config, model),
         "image_num_leading": vision.num_leading,
         "image_fixed_tokens": vision.fixed_tokens,

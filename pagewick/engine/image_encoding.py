@@ -83,4 +83,5 @@ def image_slots(
         axes_of if has_axes else None,
         sees_whole=sees_images_whole(config),
         num_leading=config.vision.num_leading,
+        restarts=config.image_attention is not None,
     )

@@ -10,7 +10,8 @@ beginning that the prefix cache has; the batch says up to where each token sees 
 ahead of the image see it in the same way.
 
 In models whose positions have three axes, an image takes fewer positions than tokens, and the tokens behind it have
-other positions than their indices in the sequence; those behind the last image differ by a constant, the delta.
+other positions than their indices in the sequence; those behind the last image differ by a constant, the delta. So it
+is in models that write captions, whose texts begin at position 0.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class ImageSlots:
     """encode: runs the encoder on an image. axes_of: None for models whose positions have one axis.
 
     sees_whole: whether a layer of the model sees images whole. num_leading: the number of tokens ahead of an image that
-    see it then, too.
+    see it then, too. restarts: whether positions are counted from 0 behind a sequence's images; those of the images are
+    negative, and nothing reads them.
     """
 
     def __init__(
@@ -84,10 +86,11 @@ class ImageSlots:
         *,
         sees_whole: bool = False,
         num_leading: int = 0,
+        restarts: bool = False,
     ) -> None:
         self._encode = encode
         self._axes_of = axes_of
-        self._sees_whole = sees_whole
+        self._sees_whole, self._restarts = sees_whole, restarts
         self._num_leading = num_leading
         self._slots: dict[int, _Images] = {}
         # By slot, the position of a token behind the images minus its index in the sequence.
@@ -123,6 +126,8 @@ class ImageSlots:
         if not start.images:
             return
         axes, end = None, start.images[-1].end
+        if self._restarts:
+            self._deltas[start.slot] = -end
         if self._axes_of is not None:
             axes, self._deltas[start.slot], end = self._axes_of(start.prompt_ids, start.images)
         self._slots[start.slot] = _Images(start.images, axes, end)

@@ -19,7 +19,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     of tiles are shrunk. has_row_breaks: another one follows each row. max_image_tokens: see Scheduler.
     image_num_leading, image_fixed_tokens: see VisionConfig; an image stands behind the first of these numbers of
     tokens, and has the second. image_sizes: the heights and widths that pictures may have; empty: all that image_step
-    divides.
+    divides. writes_captions: whether each prompt has one image, and a text
+    behind it.
     adapters: where the loaded LoRA adapters come from, by name. max_adapters: the number for which there is room.
     default_adapter: where that of requests without one comes from, if there is one.
     """
@@ -56,6 +57,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     max_image_tokens: int = 0
     image_num_leading: int = 0
     image_fixed_tokens: int = 0
+    writes_captions: bool = False
     image_sizes: list[tuple[int, int]] = []
     adapters: dict[str, str] = {}
     max_adapters: int = 0

@@ -194,6 +194,8 @@ def _with_room(config: EngineConfig) -> EngineConfig:
 
 def _end_token_ids(config: EngineConfig, model: ModelConfig, source: TensorSource) -> list[int]:
     """Return the tokens that end a sequence: the checkpoint's, and the one that its tokenizer names."""
+    if model.end_token_ids:
+        return list(model.end_token_ids)
     found = eos_token_ids(source.config(), source.generation_config())
     named = tokenizer_end_ids(Path(config.tokenizer or config.model))
     return [*dict.fromkeys([*found, *(token_id for token_id in named if token_id < model.vocab_size)])]

@@ -185,7 +185,7 @@ def image_bytes(model: ModelConfig, limits: StepLimits) -> int:
     inner = (3 if vision.is_gated else 2) * vision.intermediate_size
     projector = vision.projector_numbers // vision.merge_size**2
     block = max(8 * vision.hidden_size, 2 * vision.hidden_size + inner, projector) * limits.element_bytes
-    rows = num_rows * (1 + len(vision.deepstack_blocks)) * model.hidden_size * limits.element_bytes
+    rows = num_rows * (1 + len(vision.deepstack_blocks)) * vision.out_hidden_size * limits.element_bytes
     return num_patches * max(12 * math.prod(vision.patch_shape), block) + rows
 
 

@@ -53,7 +53,21 @@ def whole_parts(config: EngineConfig, model: ModelConfig) -> WholeParts:
 
 
 def check_encoder_options(config: EngineConfig, model: ModelConfig) -> None:
-    """Raise ConfigError for what the user's config asks for and an encoder cannot do. config: not yet resolved."""
+    """Raise ConfigError for what the user's config asks for and an encoder, or a model that writes captions, cannot do.
+
+    config: not yet resolved.
+    """
+    if config.enable_lora and (model.encoder is not None or model.image_attention is not None):
+        raise ConfigError(
+            f"LoRA adapters of {model.architecture} are not supported; merge the adapter into the model, or leave out "
+            "--lora, --lora-modules and --enable-lora"
+        )
+    image, length = model.image_attention, config.max_model_len
+    if image is not None and length is not None and length <= image.num_tokens:
+        raise ConfigError(
+            f"--max-model-len {length} leaves no room for a caption: its image alone has {image.num_tokens} tokens\n"
+            f"  give more, up to {model.longest_context}, or leave it out"
+        )
     if model.encoder is None:
         return
     if config.kv_cache_disk is not None:
@@ -70,11 +84,6 @@ def check_encoder_options(config: EngineConfig, model: ModelConfig) -> None:
         raise ConfigError(
             f"{'--speculative-model' if config.speculative_model else '--speculative-method'} makes texts faster, and "
             f"this model writes none: {model.architecture} is an encoder\n  leave it out"
-        )
-    if config.enable_lora:
-        raise ConfigError(
-            f"LoRA adapters of {model.architecture} are not supported; merge the adapter into the model, or leave out "
-            "--lora, --lora-modules and --enable-lora"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pagewick.errors import ModelLoadError
 from pagewick.images import (
+    blip_settings,
     cohere_settings,
     gemma3_settings,
     gemma4_settings,
@@ -30,6 +31,7 @@ from pagewick.images import (
     pixtral_settings,
     qwen_settings,
 )
+from pagewick.images.blip_settings import BlipSettings
 from pagewick.images.cohere_settings import CohereSettings
 from pagewick.images.entries import FIX, Entries, SettingsFiles, read_object
 from pagewick.images.gemma3_settings import Gemma3Settings
@@ -55,6 +57,7 @@ from pagewick.images.settings import ImageSettings
 _FAMILIES = {
     **dict.fromkeys(qwen_settings.PROCESSORS, QwenSettings.of),
     **dict.fromkeys(pixtral_settings.PROCESSORS, PixtralSettings.of),
+    **dict.fromkeys(blip_settings.PROCESSORS, BlipSettings.of),
     **dict.fromkeys(cohere_settings.PROCESSORS, CohereSettings.of),
     **dict.fromkeys(gemma3_settings.PROCESSORS, Gemma3Settings.of),
     **dict.fromkeys(gemma4_settings.PROCESSORS, Gemma4Settings.of),

@@ -23,7 +23,7 @@ class Attention(nn.Module):
     is_chunked: the window is a chunk, which begins at the last multiple of its size.
     sinks: [num_heads] float32, a further logit of each head's softmax, which has no value.
     sees_images_whole: tokens of an image see those behind them in the same image, too. sees_all: all tokens do.
-    is_selective: each token sees a selection of those before it.
+    is_selective: each token sees a selection of those before it. chunk_size: see Scoring.
     kv_scales: the checkpoint's scales of all keys and of all values; 0: it has none.
     The engine reads `cache_spec` and calls `bind_cache` once. group: the cache group that it has got.
     """
@@ -43,10 +43,13 @@ class Attention(nn.Module):
         sees_images_whole: bool = False,
         sees_all: bool = False,
         is_selective: bool = False,
+        chunk_size: int | None = None,
     ) -> None:
         super().__init__()
         self._kept = KeptHeads(num_kv_heads, head_dim, window, is_chunked, is_selective)
-        self._scoring = Scoring(num_heads, softmax_scale, logit_soft_cap, sinks, sees_images_whole, sees_all)
+        self._scoring = Scoring(
+            num_heads, softmax_scale, logit_soft_cap, sinks, sees_images_whole, sees_all, chunk_size
+        )
         self.kv_scales = [0.0, 0.0]
         self._backend = context.backend
         self._bound: BoundHeads | None = None
@@ -58,9 +61,12 @@ class Attention(nn.Module):
 
     def bind_cache(self, blocks: Tensor, group: int) -> None:
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
-        k_scale, v_scale = self.kv_scales
-        self._bound = self._backend.bind_heads(self._kept, self._scoring, blocks, group, (k_scale, v_scale))
+        self._bound = self._bind(blocks, group, self._scoring)
         self.group = group
+
+    def _bind(self, blocks: Tensor, group: int, scoring: Scoring) -> BoundHeads:
+        k_scale, v_scale = self.kv_scales
+        return self._backend.bind_heads(self._kept, scoring, blocks, group, (k_scale, v_scale))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         assert self._bound is not None, "bind_cache comes first"

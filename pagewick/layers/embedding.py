@@ -35,8 +35,8 @@ class DividedTable(WeightLayer):
 class VocabParallelEmbedding(DividedTable):
     """A DividedTable with a row for each token id.
 
-    is_head: whether it is the vocabulary head as well (tied weights). num_stored: rows of the checkpoint's table, if
-    they are fewer than vocab_size: all further ids have its first row.
+    is_head: whether it is the vocabulary head as well (tied weights). has_head_bias: whether that head has a bias.
+    num_stored: rows of the checkpoint's table, if they are fewer than vocab_size: all further ids have its first row.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class VocabParallelEmbedding(DividedTable):
         *,
         is_head: bool = False,
         num_stored: int | None = None,
+        has_head_bias: bool = False,
     ) -> None:
         share = row_share(context, vocab_size, hidden_size)
         ((start, stop),) = share.parts[0].ranges
@@ -57,10 +58,11 @@ class VocabParallelEmbedding(DividedTable):
             share = Share((Part(None, num_stored, (*stored, *further)),), hidden_size, (0, hidden_size))
         super().__init__(context, context.make_weight(prefix, share, is_multiplied=is_head), (start, stop))
         self._vocab_size = vocab_size
+        self.bias = self.make_vector(context.dtype, context.device) if has_head_bias else None
 
     def logits(self, hidden_states: Tensor, batch: LayerBatch | None = None) -> Tensor:
         """Compute the logits of a tied head: [N, hidden_size] -> [N, vocab_size] in float32."""
-        shard = self.weight.linear(hidden_states, out_dtype=torch.float32)
+        shard = self.weight.linear(hidden_states, self.bias, out_dtype=torch.float32)
         return gather_vocab(shard, self._vocab_size, self._collectives)
 
 

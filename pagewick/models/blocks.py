@@ -21,7 +21,8 @@ from pagewick.layers.norm import LayerNorm, RMSNorm
 from pagewick.layers.rotary import Angles
 from pagewick.layers.sparse_activation import SparseActivation
 from pagewick.models.config import ModelConfig
-from pagewick.models.mixers import MIXER_NAMES, make_mixer
+from pagewick.models.image_attention import ImageAttention
+from pagewick.models.mixers import MIXER_NAMES, DecoderAttention, make_mixer
 from pagewick.models.parts import NORMS_OF_BLOCK, XIELU, LayerConfig, MlpConfig
 
 
@@ -91,6 +92,7 @@ class Block(nn.Module):
     post_attention_layernorm: RMSNorm | LayerNorm | GatedNorm
     pre_feedforward_layernorm: RMSNorm | LayerNorm
     post_feedforward_layernorm: RMSNorm | LayerNorm
+    post_image_layernorm: RMSNorm | LayerNorm
 
     def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
@@ -207,6 +209,22 @@ class PostLNBlock(Block):
         return output, None
 
 
+class CaptioningBlock(Block):
+    def __init__(self, context: LayerContext, prefix: str, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__(context, prefix, config, layer)
+        assert isinstance(self.mixer, DecoderAttention), "a text attends to itself, too"
+        self.image_attn = ImageAttention(context, f"{prefix}.image_attn", config.hidden_size, layer, self.mixer)
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor | None, angles: Angles | None, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        assert residual is None, "a layer of this kind returns none"
+        normed, _ = self.post_attention_layernorm.add_and_norm(self.mixer(hidden_states, angles, batch), hidden_states)
+        normed, _ = self.post_image_layernorm.add_and_norm(self.image_attn(normed, batch), normed)
+        output, _ = self.post_feedforward_layernorm.add_and_norm(self.mlp(normed, batch), normed)
+        return output, None
+
+
 def add_and_norm(norm: RMSNorm | LayerNorm | GatedNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (normed, x + residual); the first layer has no residual yet."""
     return (norm(x), x) if residual is None else norm.add_and_norm(x, residual)
@@ -220,4 +238,5 @@ BLOCKS: Final[dict[str, type[Block]]] = {
     "post_norm": PostNormBlock,
     "post_mlp": PostMlpBlock,
     "post_ln": PostLNBlock,
+    "captioning": CaptioningBlock,
 }

@@ -33,6 +33,7 @@ from pagewick.parallel.sharding import check_tensor_parallel
 
 if TYPE_CHECKING:
     from pagewick.layers.config import GatedStreamsConfig, HyperConfig, MoeConfig, QueryScaleConfig, RopeConfig
+    from pagewick.models.caption_parts import ImageAttentionConfig
     from pagewick.models.labels import LabelHead
     from pagewick.models.vision.config import VisionConfig
 
@@ -54,7 +55,10 @@ class ModelConfig:
     called so; the latter have no norm behind their last layer.
     residual_scale: factor of the outputs of attention and MLP. has_wide_residual: their sum, which goes from layer to
     layer, is in float32, and rounded where a norm reads it; in sequential blocks with RMS norms.
-    logit_scale, logit_soft_cap: applied to the logits in this order.
+    logit_scale, logit_soft_cap: applied to the logits in this order. head_transform: the activation of a layer ahead of
+    a tied head, norm(activation(W h + b)); the head then has a bias. None: there is none.
+    end_token_ids: the tokens that end a sequence, whatever files say; empty: files say it. copies: names of tensors
+    that a file may hold although they are tied, each with the name of what they equal.
     is_router_bias_optional: some files lack the numbers that routers add for their choice; these are 0 then.
     names: the file's names of tensors; the first map that fits the file counts. adapter_names: the names that LoRA
     adapters have for weights, where these are not those of the file: transformers' own. ignored: regular expressions of
@@ -89,6 +93,9 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     head_bias: bool = False
+    head_transform: str | None = None
+    end_token_ids: tuple[int, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
     is_router_bias_optional: bool = False
     names: tuple[NameMap, ...] = (NameMap(),)
     adapter_names: NameMap | None = None
@@ -122,7 +129,13 @@ class ModelConfig:
     @property
     def has_final_norm(self) -> bool:
         """Whether the last layer's output is normalised."""
-        return self.gated_streams is None and (self.encoder is None or self.encoder.has_final_norm)
+        has_none = self.gated_streams is not None or self.image_attention is not None
+        return not has_none and (self.encoder is None or self.encoder.has_final_norm)
+
+    @property
+    def image_attention(self) -> ImageAttentionConfig | None:
+        """The attention of all layers to an image, in a model that writes captions."""
+        return self.layers[0].image if self.layers else None
 
     @property
     def latent(self) -> MlaConfig | None:
@@ -216,7 +229,8 @@ class ModelConfig:
         has_head = self.labels is None and self.encoder is None
         if not self.tie_word_embeddings or not has_head or embedding not in tensor_names:
             return {}
-        return {name: embedding for name in tensor_names if re.fullmatch(_TIED_HEAD, name)}
+        copies = {name: original for name, original in self.copies if name in tensor_names}
+        return copies | {name: embedding for name in tensor_names if re.fullmatch(_TIED_HEAD, name)}
 
     @property
     def mixtures(self) -> list[MoeConfig]:
@@ -293,9 +307,18 @@ class ModelConfig:
         return replace(self, tie_word_embeddings=True, embedding=self.embedding or "last")
 
     def without_vision(self) -> ModelConfig:
-        """Return the config of the text part alone: it ignores the tensors of the vision part."""
+        """Return the config of the text part alone: it ignores the tensors of the vision part.
+
+        Raises ModelLoadError for a model whose texts are about an image always.
+        """
         if self.vision is None:
             return self
+        if self.image_attention is not None:
+            raise ModelLoadError(
+                f"{self.architecture} writes captions of images, and nothing without the part that sees\n"
+                "  leave out --language-model-only and --limit-mm-per-prompt, and download the model with its "
+                "preprocessor_config.json"
+            )
         layers = tuple(layer.without_images() for layer in self.layers)
         return replace(self, vision=None, layers=layers, ignored=(*self.ignored, self.vision.tensors))
 

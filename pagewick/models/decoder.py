@@ -22,16 +22,18 @@ from pagewick.layers.elementwise import add, scale, soft_cap
 from pagewick.layers.embedding import VocabParallelEmbedding, VocabParallelHead, WholeEmbedding
 from pagewick.layers.gated_streams import GatedReader
 from pagewick.layers.hyper import HyperHead
+from pagewick.layers.image_attention import text_of
 from pagewick.layers.label_head import DenseLayer, LabelScores
 from pagewick.layers.log_scales import LogPositions
 from pagewick.layers.norm import LayerNorm, RMSNorm, empty_sum
 from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
 from pagewick.models.altup import AltUpBlock
-from pagewick.models.blocks import BLOCKS, Block, make_norm
+from pagewick.models.blocks import BLOCKS, Block, CaptioningBlock, make_norm
 from pagewick.models.config import ModelConfig
 from pagewick.models.extended import ExtendedBlock
 from pagewick.models.gated_streams import GatedStreamsBlock
 from pagewick.models.hyper import HyperBlock
+from pagewick.models.image_attention import HeadTransform
 from pagewick.models.labels import LabelHead
 from pagewick.models.layer_inputs import LayerInputs
 from pagewick.models.mixers import DecoderAttention, lend, share_indexers
@@ -53,7 +55,8 @@ class DecoderBatch(BlockBatch, Protocol):
     """input_ids: [T]. positions: [P, T], P = 1, or 3 where the rotary embedding has three axes (mrope_section).
 
     inputs_embeds: [T, hidden_size] of the model's dtype, embeds_mask: [T] bool, or both None. Where the mask is true, a
-    token has this row in place of its row of the embedding table; the other rows may hold anything. Given rows are used
+    token has this row in place of its row of the embedding table; the other rows may hold anything. Where layers attend
+    to images, these are the rows from which each makes keys and values, of their own width. Given rows are used
     unchanged: the model's embedding scale multiplies only the table's rows, and the caller scales given rows if the
     model wants that. Learned positions are added to all rows. All input_ids are looked up, so they must be ids of the
     vocabulary where the mask is true, too.
@@ -87,7 +90,12 @@ class DecoderStack(nn.Module):
     def __init__(self, context: LayerContext, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(
-            context, "model.embed_tokens", config.vocab_size, config.hidden_size, is_head=config.tie_word_embeddings
+            context,
+            "model.embed_tokens",
+            config.vocab_size,
+            config.hidden_size,
+            is_head=config.tie_word_embeddings,
+            has_head_bias=config.head_transform is not None,
         )
         self.embed_positions: WholeEmbedding | None = None
         if config.num_position_embeddings is not None:
@@ -146,11 +154,13 @@ class DecoderStack(nn.Module):
         if config.has_final_norm:
             self.norm = make_norm(context, config)
         self._nothing = empty_sum(context, config.hidden_size) if config.has_wide_residual else None
-        self._embedding_scale = config.embedding_scale
+        self._hidden_size, self._embedding_scale = config.hidden_size, config.embedding_scale
         if config.is_embedding_scale_rounded:
             self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=context.dtype))
 
     def forward(self, batch: DecoderBatch) -> Tensor:
+        if batch.inputs_embeds is not None and isinstance(self.layers[0], CaptioningBlock):
+            return self._captioned(batch, batch.inputs_embeds)
         hidden_states = self.embed(batch)
         residual = None if self._nothing is None else self._nothing.expand(len(hidden_states), -1)
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
@@ -190,6 +200,20 @@ class DecoderStack(nn.Module):
         assert not isinstance(self.norm, nn.Identity), "blocks without a norm behind them return no residual"
         normed, _ = self.norm.add_and_norm(hidden_states, residual)
         return normed
+
+    def _captioned(self, batch: DecoderBatch, rows: Tensor) -> Tensor:
+        """Store the keys and values of images, and compute text; hidden states of images are 0. rows: inputs_embeds."""
+        is_image = batch.embeds_mask
+        assert is_image is not None, "rows that are given come with a mask"
+        for layer in self.layers:
+            assert isinstance(layer, CaptioningBlock), "all layers attend to images"
+            layer.image_attn.store(rows[is_image], is_image, batch)
+        hidden_states = rows.new_zeros(len(rows), self._hidden_size)
+        found = text_of(batch.input_ids, batch.positions, batch, is_image)
+        if found is not None:
+            text, places = found
+            hidden_states[places] = self(text)
+        return hidden_states
 
     def embed(self, batch: DecoderBatch) -> Tensor:
         """Return the inputs of the first layer: [T] -> [T, hidden_size]."""
@@ -231,8 +255,12 @@ class Decoder(nn.Module):
         self.visual = None if config.vision is None else build_encoder(context, "visual", config.vision)
         self.lm_head: VocabParallelHead | None = None
         if not config.tie_word_embeddings:
-            size = config.hidden_size, config.vocab_size
-            self.lm_head = VocabParallelHead(context, "lm_head", *size, bias=config.head_bias)
+            sizes = config.hidden_size, config.vocab_size
+            self.lm_head = VocabParallelHead(context, "lm_head", *sizes, bias=config.head_bias)
+        self.head_transform: HeadTransform | None = None
+        if (activation := config.head_transform) is not None:
+            size, norm = config.hidden_size, make_norm(context, config)
+            self.head_transform = HeadTransform(context, size, activation, norm)
         self.dense = nn.ModuleList(
             DenseLayer(context, f"dense.{idx}", one.in_features, one.out_features, one.activation, has_bias=one.bias)
             for idx, one in enumerate(config.dense)
@@ -265,6 +293,8 @@ class Decoder(nn.Module):
         them, None if they are unknown.
         """
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        if self.head_transform is not None:
+            hidden_states = self.head_transform(hidden_states)
         logits = head.logits(hidden_states, batch)
         if self._logit_scale != 1.0:
             logits = scale(logits, self._logit_scale)

@@ -5,7 +5,8 @@ T: tokens of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final
 
 import torch
@@ -29,6 +30,7 @@ from pagewick.layers.elementwise import Activation, limit, multiply, scale, sigm
 from pagewick.layers.gated_delta import GatedDeltaNet
 from pagewick.layers.head_blocks import HeadBlockIndexer
 from pagewick.layers.head_gates import HeadGates
+from pagewick.layers.image_attention import TextAttention
 from pagewick.layers.latent_attention import LatentAttention
 from pagewick.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from pagewick.layers.mamba import MambaMixer
@@ -124,7 +126,7 @@ class DecoderAttention(nn.Module):
         if config.head_blocks is not None:
             self.attn, self.indexer = _selecting(context, prefix, hidden_size, config, config.head_blocks, ours)
             return
-        self.attn = Attention(
+        self.attn = _attention_of(layer)(
             context,
             self.qkv_proj.num_heads,
             self.qkv_proj.num_kv_heads,
@@ -212,6 +214,12 @@ class DecoderAttention(nn.Module):
         elif gates is not None:
             attended = sigmoid_gate(attended, gates)
         return self.o_proj(attended, batch)  # type: ignore[no-any-return]
+
+
+def _attention_of(layer: LayerConfig) -> Callable[..., Attention]:
+    if layer.image is None:
+        return Attention
+    return partial(TextAttention, num_image_tokens=layer.image.num_tokens, num_image_rows=layer.image.num_rows)
 
 
 def _block_index(

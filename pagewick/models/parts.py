@@ -13,6 +13,7 @@ from pagewick.layers.state_config import MambaConfig, StateConfig
 if TYPE_CHECKING:
     from pagewick.layers.config import HeadBlockConfig, IndexerConfig, MoeConfig, QueryScaleConfig, RopeConfig
     from pagewick.layers.ngram_config import NgramConfig
+    from pagewick.models.caption_parts import ImageAttentionConfig
 
 # How the parts of a layer follow each other; h: the hidden states that the layer gets.
 #   sequential: h += attention(norm(h)); h += mlp(norm(h))
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 #   post_norm:  h += norm(attention(h)); h += norm(mlp(h))
 #   post_mlp:   h += attention(norm(h)); h += norm(mlp(norm(h)))
 #   post_ln:    h = norm(h + attention(h)); h = norm(h + mlp(h)), as in the first transformers
+#   captioning: as post_ln, with attention to an image between: h = norm(h + attention(h)); h = norm(h + attention to
+#               the image(h)); h = norm(h + mlp(h))
 #   extended:   as sandwich; a layer with experts beside its MLP adds both: norm(norm(mlp(norm(h))) + norm(experts(
 #               norm(h)))). Then h += norm(projection(activation(gate(h)) * the layer's own input)), if the model has
 #               such inputs, and h is multiplied by a number of the layer's.
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 #               times their gates, and its output is added to each with a factor of its own. So with the MLP.
 Block = Literal[
     "sequential", "parallel", "parallel_norms", "sandwich", "post_norm", "post_mlp", "post_ln", "extended", "altup",
-    "shortcut", "hyper", "gated_streams",
+    "shortcut", "hyper", "gated_streams", "captioning",
 ]  # fmt: skip
 # An activation with learned numbers.
 XIELU: Final = "xielu"
@@ -56,6 +59,7 @@ NORMS_OF_BLOCK: Final[Mapping[Block, tuple[str, ...]]] = {
     "post_norm": ("post_attention_layernorm", "post_feedforward_layernorm"),
     "post_mlp": (*_NORMS, "post_feedforward_layernorm"),
     "post_ln": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "captioning": ("post_attention_layernorm", "post_image_layernorm", "post_feedforward_layernorm"),
     "extended": _SANDWICH,
     "altup": _SANDWICH,
     "shortcut": _NORMS,
@@ -195,6 +199,7 @@ class LayerConfig:
     ngrams: what it adds to its streams first, in a gated_streams block.
     lender: index of the layer whose keys and values this one attends to; None: it has its own. experts: beside the MLP,
     in an extended or a shortcut block. block: how the parts of this layer follow each other; None: as in all others.
+    image: attention to an image, in a captioning block.
     """
 
     attention: AttentionConfig | MlaConfig | WindowConfig | StateConfig | None
@@ -211,6 +216,7 @@ class LayerConfig:
     beside: BesideConfig | None = None
     block: Block | None = None
     ngrams: NgramConfig | None = None
+    image: ImageAttentionConfig | None = None
 
     def without_images(self) -> LayerConfig:
         """Return the layer as it is in a model that reads text only."""

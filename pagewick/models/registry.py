@@ -29,6 +29,7 @@ ARCHITECTURES: Final = {
     "Llama4ForConditionalGeneration": "pagewick.models.llama4:read_llama4_multimodal",
     "MistralForCausalLM": "pagewick.models.mistral:read_mistral",
     "Mistral3ForConditionalGeneration": "pagewick.models.mistral:read_mistral3",
+    "BlipForConditionalGeneration": "pagewick.models.blip:read_blip",
     "LlavaForConditionalGeneration": "pagewick.models.llava:read_llava",
     "LlavaOnevisionForConditionalGeneration": "pagewick.models.llava:read_llava_onevision",
     "LlavaNextForConditionalGeneration": "pagewick.models.llava:read_llava_next",

@@ -1,4 +1,4 @@
-"""The tensors of gated streams, of embeddings of n-grams, and of indexes of blocks. Imports no torch."""
+"""The tensors of gated streams and AltUp's, of embeddings of n-grams, and of indexes of blocks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pagewick.layers.compressed_config import BlockIndexConfig
     from pagewick.layers.config import GatedStreamsConfig
     from pagewick.layers.ngram_config import NgramConfig
+    from pagewick.models.parts import AltUpConfig
 
 
 def gated_reader_tensors(config: GatedStreamsConfig, hidden: Size) -> Iterator[Named]:
@@ -52,3 +53,16 @@ def block_index_tensors(config: BlockIndexConfig, hidden: Size) -> Iterator[Name
     yield "index_qk_proj.weight", "attention", (whole(config.num_rows), hidden)
     yield "q_layernorm.weight", "norm", (whole(config.head_dim),)
     yield "k_layernorm.weight", "state", (whole(config.head_dim),)
+
+
+def altup_tensors(config: AltUpConfig, hidden: Size) -> Iterator[Named]:
+    """Yield the same of the tensors that a block with AltUp has besides those of a sandwich and its own input."""
+    streams, low = whole(config.num_streams), whole(config.laurel_rank)
+    yield "altup.router_norm.weight", "norm", (hidden,)
+    yield "altup.modality_router.weight", "mlp", (streams, hidden)
+    yield "altup.prediction_coefs.weight", "mlp", (whole(config.num_streams**2), streams)
+    yield "altup.correction_coefs.weight", "mlp", (streams, streams)
+    yield "altup.correct_output_scale.weight", "norm", (hidden,)
+    yield "laurel.linear_left.weight", "mlp", (low, hidden)
+    yield "laurel.linear_right.weight", "mlp", (hidden, low)
+    yield "laurel.post_laurel_norm.weight", "norm", (hidden,)

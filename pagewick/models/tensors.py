@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 from pagewick.layers.compressed_config import WindowConfig
 from pagewick.layers.config import XIELU_SHAPES, MlaConfig
 from pagewick.layers.state_config import StateConfig
+from pagewick.models.caption_parts import head_transform_tensors, image_attention_tensors
 from pagewick.models.config import ModelConfig
 from pagewick.models.latent_tensors import head_block_tensors, latent_tensors
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
     XIELU,
-    AltUpConfig,
     AttentionConfig,
     EncoderConfig,
     HeadNormConfig,
@@ -31,13 +31,15 @@ from pagewick.models.parts import (
 from pagewick.models.row_tensors import stream_tensors, window_tensors
 from pagewick.models.state_tensors import Named, state_tensors
 from pagewick.models.stream_tensors import (
+    altup_tensors,
     block_index_tensors,
     gated_connection_tensors,
     gated_reader_tensors,
     ngram_tensors,
 )
 from pagewick.models.tensor_sizes import ModelTensor, Role, Size, cut, whole
-from pagewick.models.vision.tensors import AllHeads, Dimension, KeyHeads, Shared, vision_tensors
+from pagewick.models.vision.tensor_parts import AllHeads, Dimension, KeyHeads, Shared
+from pagewick.models.vision.tensors import vision_tensors
 from pagewick.parallel.sharding import kept_key_heads, kv_heads_of_rank, shard_bounds
 
 if TYPE_CHECKING:
@@ -105,7 +107,12 @@ class _Table:
             elif layer.experts is not None:
                 yield from self._experts(f"{path}.mixture", layer.experts)
             if config.altup is not None:
-                yield from self._altup(path, config.altup)
+                yield from self._named(path, altup_tensors(config.altup, hidden))
+                if (inputs := config.layer_inputs) is not None:
+                    yield from self._layer_input(f"{path}.layer_input", inputs)
+            if layer.image is not None:
+                heads = self._cut(config.num_heads).times(config.hidden_size // config.num_heads)
+                yield from self._named(path, image_attention_tensors(layer.image, hidden, heads))
             if config.hyper is not None:
                 for part in ("attn_hc", "ffn_hc"):
                     named = stream_tensors(config.hyper, hidden, config.hyper.num_weights)
@@ -126,6 +133,9 @@ class _Table:
             yield from self._model_norm("model.norm")
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
+        if config.head_transform is not None:
+            for name, role, sizes in head_transform_tensors(hidden, vocabulary):
+                yield self._tensor(name, role, *sizes)
         if config.labels is not None:
             yield from self._labels(config.labels, hidden)
         for idx, dense in enumerate(config.dense):
@@ -258,20 +268,6 @@ class _Table:
         yield from self._linear(f"{path}.gate_proj", "mlp", whole(inputs.size), hidden)
         yield from self._linear(f"{path}.projection", "mlp", hidden, whole(inputs.size))
         yield from self._model_norm(f"{path}.norm")
-
-    def _altup(self, path: str, altup: AltUpConfig) -> Iterator[ModelTensor]:
-        """Yield the tensors that a block with AltUp has besides those of a sandwich."""
-        size, streams, low = self.config.hidden_size, whole(altup.num_streams), whole(altup.laurel_rank)
-        yield from self._norm(f"{path}.altup.router_norm", size)
-        yield from self._linear(f"{path}.altup.modality_router", "mlp", streams, whole(size))
-        yield from self._linear(f"{path}.altup.prediction_coefs", "mlp", whole(altup.num_streams**2), streams)
-        yield from self._linear(f"{path}.altup.correction_coefs", "mlp", streams, streams)
-        yield self._tensor(f"{path}.altup.correct_output_scale.weight", "norm", whole(size))
-        yield from self._linear(f"{path}.laurel.linear_left", "mlp", low, whole(size))
-        yield from self._linear(f"{path}.laurel.linear_right", "mlp", whole(size), low)
-        yield from self._norm(f"{path}.laurel.post_laurel_norm", size)
-        if (inputs := self.config.layer_inputs) is not None:
-            yield from self._layer_input(f"{path}.layer_input", inputs)
 
     def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
         experts, hidden = whole(config.num_experts + config.num_identities), whole(self.config.hidden_size)

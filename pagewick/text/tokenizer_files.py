@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.processors import Sequence, TemplateProcessing
 
 from pagewick.errors import ModelLoadError
+from pagewick.text.captions import expect_captions, writes_captions
 from pagewick.text.gguf_tokenizer import gguf_templates, gguf_tokenizer
 from pagewick.text.guarded import guarded
 from pagewick.text.kimi import TIKTOKEN_FILE, make_kimi
@@ -108,6 +109,8 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], li
         )
     else:
         raise ModelLoadError(f"{file} is no tokenizer\n  give a tokenizer.json, a tokenizer.model, or a GGUF file")
+    if writes_captions(model := read_json_object(directory / "config.json")):
+        guarded(lambda: expect_captions(backend, config, model), directory)
     return backend, config, _eos_token_ids(directory)
 
 

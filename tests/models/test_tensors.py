@@ -19,6 +19,7 @@ from pagewick.parallel.collectives import Collectives
 from pagewick.weights.tensor_headers import file_tensors
 from pagewick.weights.transposed import transposed_names
 from tests.deep import IS_DEEP
+from tests.models.captions import CAPTIONERS, write_captioner
 from tests.models.checkpoints import VARIANTS, write_checkpoint
 from tests.models.encoders import VARIANT_OF_ENCODER, write_encoder
 
@@ -186,6 +187,8 @@ def test_every_tensor_is_named_if_it_is_wrong(architecture: str, tmp_path: Path)
     """One in four is missing, and one in four has another shape; PAGEWICK_DEEP=1 does both to all of them."""
     if architecture in VARIANT_OF:
         write_checkpoint(VARIANT_OF[architecture], tmp_path)
+    elif architecture in CAPTIONERS:
+        write_captioner(tmp_path)
     else:
         task = "ForSequenceClassification" if architecture.endswith("ForSequenceClassification") else "Model"
         write_encoder(VARIANT_OF_ENCODER[architecture], tmp_path, task)
@@ -502,10 +505,10 @@ def test_unimplemented_entries_are_refused(
 
 
 def test_every_architecture_is_here() -> None:
-    assert {*VARIANT_OF, *VARIANT_OF_ENCODER} >= set(ARCHITECTURES)
+    assert {*VARIANT_OF, *VARIANT_OF_ENCODER, *CAPTIONERS} >= set(ARCHITECTURES)
     tasks = "ForCausalLM", "ForConditionalGeneration"
     known = {f"{variant.config}{task}" for variant in VARIANTS.values() for task in tasks}
-    assert known >= set(ARCHITECTURES) - VARIANT_OF_ENCODER.keys() - {
+    assert known >= set(ARCHITECTURES) - VARIANT_OF_ENCODER.keys() - set(CAPTIONERS) - {
         "Gemma3ForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
         "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration", "KimiK25ForConditionalGeneration",
         "MiniMaxM3SparseForConditionalGeneration",

@@ -63,12 +63,13 @@ class Calibration:
         return {"recipe": json.dumps(asdict(self.recipe), sort_keys=True), "text": digest.hexdigest()}
 
     def check(self) -> None:
-        """Raise ConfigError for an encoder, a group that does not divide the columns of a weight, or one that a layout
-        cannot hold.
+        """Raise ConfigError for an encoder, a model that writes captions, a group that does not divide the columns of a
+        weight, or one that a layout cannot hold.
         """
-        if self._model.encoder is not None:
+        if self._model.encoder is not None or self._model.image_attention is not None:
+            kind = "is an encoder" if self._model.encoder is not None else "reads no text without an image"
             raise ConfigError(
-                f"{self._model.architecture} is an encoder, and only decoders are written in this format\n"
+                f"{self._model.architecture} {kind}, and only decoders are written in this format\n"
                 "  quantize it while it is loaded: pagewick serve MODEL --quantization q8_0"
             )
         size = self.recipe.group_size

@@ -102,6 +102,11 @@ class DraftModel:
                 f"--speculative-model {directory}: encoders write no text; {found.architecture} cannot draft for "
                 f"{target.architecture}"
             )
+        if found.image_attention is not None or target.image_attention is not None:
+            raise ConfigError(
+                f"--speculative-model {directory}: captions of images have no draft models; {found.architecture} "
+                f"cannot draft for {target.architecture}"
+            )
         check_vocabulary(found, target)
         check_same_tokens(directory, target_directory)
         # These flags are for the served model. The draft's experts, if any, stay on the device: it is small.

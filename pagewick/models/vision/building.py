@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from pagewick.layers.context import LayerContext
+from pagewick.models.vision.blip import BlipEncoder
 from pagewick.models.vision.clip import ClipEncoder, JoiningClipEncoder
-from pagewick.models.vision.config import Gemma4VisionConfig, GlmVisionConfig, PixtralConfig, SiglipConfig, VisionConfig
+from pagewick.models.vision.config import (
+    BlipVisionConfig,
+    Gemma4VisionConfig,
+    GlmVisionConfig,
+    PixtralConfig,
+    SiglipConfig,
+    VisionConfig,
+)
 from pagewick.models.vision.crops import CropEncoder
 from pagewick.models.vision.encoder import VisionEncoder
 from pagewick.models.vision.gemma4 import Gemma4Encoder
@@ -65,6 +73,8 @@ def build_encoder(context: LayerContext, prefix: str, config: VisionConfig) -> P
         return Lfm3Encoder(context, prefix, config)
     if isinstance(config, GlmVisionConfig):
         return GlmEncoder(context, prefix, config)
+    if isinstance(config, BlipVisionConfig):
+        return BlipEncoder(context, prefix, config)
     if isinstance(config, Gemma4VisionConfig):
         return Gemma4Encoder(context, prefix, config)
     return VisionEncoder(context, prefix, config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagewick.errors import ConfigError
+from pagewick.models.vision.caption_tokens import image_tokens
 from pagewick.models.vision.tensor_names import TENSORS
 
 
@@ -243,3 +244,33 @@ class Gemma4VisionConfig(VisionConfig):
     def most_pixels(self) -> int:
         """The processor takes no more than 1,120 tokens."""
         return 1120 * self.side**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlipVisionConfig(VisionConfig):
+    """The encoder of BLIP (arXiv:2201.12086), for images of one size.
+
+    Layer norms and plain MLPs. One learned row, which no patch makes, goes through the blocks ahead of the patches.
+    Each has a learned position, and a norm follows the last block. All rows are the output, and rows of zeros behind
+    them fill up the tokens of an image.
+    """
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of the output."""
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return self.positions_per_side**2 + 1
+
+    @property
+    def fixed_tokens(self) -> int:
+        return image_tokens(self.num_rows)
+
+    @property
+    def patch_shape(self) -> tuple[int, ...]:
+        """Colours, rows, columns."""
+        return 3, self.patch_size, self.patch_size
+
+    @property
+    def fixed_pixels(self) -> int | None:
+        assert self.positions_per_side is not None, "each patch has a learned position"
+        return (self.positions_per_side * self.patch_size) ** 2

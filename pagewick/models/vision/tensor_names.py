@@ -41,6 +41,9 @@ MISTRAL_TENSORS: Final = r"(vision_encoder|pre_mm_projector_norm|patch_merger|vi
 CROP_TENSORS: Final = r"(model\.)?vision\..*"
 """A regular expression of the names that files of Moondream 2 give to those tensors."""
 
+BLIP_TENSORS: Final = r"vision_model\..*"
+"""A regular expression of the names that files of BLIP give to those tensors."""
+
 ENCODER_TENSORS: Final = (
     TENSORS, TOWER_TENSORS, GEMMA4_TENSORS, CONNECTOR_TENSORS, LIGHTON_TENSORS, MINICPM_TENSORS, MOON_TENSORS,
     MISTRAL_TENSORS, LLAMA4_TENSORS, PADDLE_TENSORS, LLAVA_TENSORS,
