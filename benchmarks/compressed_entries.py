@@ -11,7 +11,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,26 +45,30 @@ NEW = (
 )  # fmt: skip
 
 
-def write_model(directory: Path) -> None:
+def write_model(directory: Path, config: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def numbers(tensor: ModelTensor) -> Any:
         if tensor.name.endswith("tid2eid"):
-            return torch.randint(CONFIG["n_routed_experts"], tensor.shape, generator=generator)
+            return torch.randint(config["n_routed_experts"], tensor.shape, generator=generator)
         if len(tensor.shape) == 1:
             return torch.ones(tensor.shape)
         return torch.empty(tensor.shape).normal_(0, 0.02, generator=generator).to(torch.bfloat16)
 
-    tensors = {tensor.name: numbers(tensor) for tensor in model_tensors(read_config(CONFIG))}
+    tensors = {tensor.name: numbers(tensor) for tensor in model_tensors(read_config(config))}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    end = write_tokenizer(CONFIG["vocab_size"], directory)
-    (directory / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": end}))
+    text = config.get("text_config", config)
+    end = write_tokenizer(text["vocab_size"], directory)
+    written = {**text, "eos_token_id": end}
+    (directory / "config.json").write_text(
+        json.dumps(written if text is config else {**config, "text_config": written})
+    )
 
 
 @contextmanager
-def by_definition() -> Iterator[None]:
-    """Until the end of the block, the native library lacks the new operations."""
-    kept = {name: cpu._OPERATIONS.pop(name) for name in NEW}
+def by_definition(names: Sequence[str]) -> Iterator[None]:
+    """Until the end of the block, the native library lacks some operations."""
+    kept = {name: cpu._OPERATIONS.pop(name) for name in names}
     TABLE.choose_again()
     yield
     cpu._OPERATIONS.update(kept)
@@ -103,13 +107,18 @@ def milliseconds(step: Callable[[], Any], number: int) -> list[float]:
 @click.option("--steps", default=8, show_default=True, help="steps of an engine in a round")
 def main(streams: int, context: int, rounds: int, steps: int) -> None:
     """Print milliseconds of a prompt and of a step."""
+    compare(CONFIG, NEW, streams, context, rounds, steps)
+
+
+def compare(config: dict[str, Any], names: Sequence[str], streams: int, context: int, rounds: int, steps: int) -> None:
+    """Print what main does, for a model by its config.json, with and without some native operations."""
     # The first requests get tokens while the prompts of others are computed.
     num_tokens = (rounds + 2) * steps + 64
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        write_model(directory)
+        write_model(directory, config)
         native = start(directory, streams, context, num_tokens)
-        with by_definition():
+        with by_definition(names):
             defined = start(directory, streams, context, num_tokens)
     torch.set_num_threads(1)
     set_num_threads(1)
@@ -122,13 +131,13 @@ def main(streams: int, context: int, rounds: int, steps: int) -> None:
         return (time.process_time() - begin) * 1e3
 
     prompt = prefill(native)
-    with by_definition():
+    with by_definition(names):
         prompt_defined = prefill(defined)
         milliseconds(defined.step, 3)
     milliseconds(native.step, 3)
     for _ in range(rounds):
         times["native"] += milliseconds(native.step, steps)
-        with by_definition():
+        with by_definition(names):
             times["by definition"] += milliseconds(defined.step, steps)
     print(f"{streams} streams, {context} tokens of context")
     print(f"prompts: {prompt:.0f} ms native, {prompt_defined:.0f} ms by definition")

@@ -163,12 +163,11 @@ class BoundIndex(Protocol):
         ...
 
     def select_blocks(
-        self, q: Tensor, keys: Tensor, batch: AttentionBatch, *, rotation: Rotation, choice: BlockChoice, group: int
-    ) -> list[SelectedKeys]:
+        self, q: Tensor, keys: Tensor, batch: AttentionBatch, *, rotation: Rotation, choice: BlockChoice
+    ) -> SelectedKeys:
         """Store keys [T, I], then choose for each token, and each head of q [T, H, I], the blocks that it sees.
 
-        This is what kernels.select_blocks does; neither q nor keys are rotated. group: the cache group whose blocks
-        they are.
+        This is what kernels.select_blocks does; neither q nor keys are rotated.
         """
         ...
 

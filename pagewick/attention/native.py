@@ -214,13 +214,11 @@ class NativeIndex:
         )
 
     def select_blocks(
-        self, q: Tensor, keys: Tensor, batch: AttentionBatch, *, rotation: Rotation, choice: BlockChoice, group: int
-    ) -> list[SelectedKeys]:
-        own, tables = batch.groups[self._group], batch.groups[group].block_tables
+        self, q: Tensor, keys: Tensor, batch: AttentionBatch, *, rotation: Rotation, choice: BlockChoice
+    ) -> SelectedKeys:
+        own = batch.groups[self._group]
         kernels.store_index_keys(keys, self._cache, own.slot_mapping, rotation=rotation)
-        return kernels.select_blocks(
-            q, self._cache, metadata_of(own, batch, len(q)), tables, rotation=rotation, choice=choice
-        )
+        return kernels.select_blocks(q, self._cache, metadata_of(own, batch, len(q)), rotation=rotation, choice=choice)
 
 
 def default_block_size(device: torch.device) -> int:

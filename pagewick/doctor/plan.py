@@ -219,9 +219,9 @@ def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
     if isinstance(attention, AttentionConfig) and layer.lender is None:
         # Every rank stores as many KV heads as the first.
         kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
-        blocks, is_selective = attention.head_blocks, attention.block_index is not None
-        whole = KeptHeads(len(kv_heads), attention.head_dim, layer.window, layer.is_chunked, is_selective)
-        yield from [whole] if blocks is None else blocks.kept(len(kv_heads), attention.head_dim)
+        blocks, is_selective = attention.head_blocks, attention.head_blocks or attention.block_index
+        yield KeptHeads(len(kv_heads), attention.head_dim, layer.window, layer.is_chunked, is_selective is not None)
+        yield from () if blocks is None else (KeptIndexKeys(blocks.head_dim),)
     if layer.block_index is not None:
         yield from layer.block_index.kept()
 

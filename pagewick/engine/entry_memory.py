@@ -7,39 +7,50 @@ from typing import Final
 from pagewick.models.config import ModelConfig
 from pagewick.models.parts import AttentionConfig, LayerConfig
 
-# Tokens of the smallest usual block, for block tables of single tokens.
-_BLOCK_TOKENS: Final = 16
 # Entries of a split (kernels/triton/window_attention.py).
 ENTRY_SPLIT: Final = 128
-# Kernels of a captured step beyond those of any layer: of an indexer; of a layer with windows and of its streams; of
-# one with entries; and of the batch of an indexer of entries.
+# Kernels of a captured step beyond those of any layer: of an indexer; of a layer with windows and of its streams; and
+# of one with entries.
 _OF_INDEXER: Final = 13
 _OF_WINDOW: Final = 32
 _OF_ENTRIES: Final = 12
-_OF_SELECTED_ENTRIES: Final = 16
+# The most memory for scores of blocks (kernels/triton/head_blocks.py), and the kernels that choose some.
+BLOCK_SCORES_BYTES: Final = 256 * 2**20
+_OF_BLOCKS: Final = 6
 
 
 def entry_bytes(layer: LayerConfig, num_tokens: int, context: int) -> int:
     """Return the bytes for what entries are made from, and for the choice of some; 0 for a layer without entries.
 
-    These are 4 bytes for each number of a token's row; with an indexer, also two block tables for each token, and the
-    places of its entries. context: the longest sequence. So for a layer that selects blocks of tokens.
+    These are 4 bytes for each number of a token's row; with an indexer, also the places of its entries. context: the
+    longest sequence. So for a layer that selects blocks of tokens.
     """
+    if isinstance(layer.attention, AttentionConfig) and layer.attention.head_blocks is not None:
+        return _head_block_bytes(layer.attention, num_tokens, context)
     if layer.block_index is not None:
         return _block_bytes(layer, num_tokens, context)
     if layer.rows is None or (compressor := layer.rows.compressor) is None:
         return 0
     numbers = compressor.row_size(layer.rows.head_dim)
     if (indexer := compressor.indexer) is not None:
-        numbers += 2 * -(-context // _BLOCK_TOKENS) + min(indexer.top_k, context // compressor.ratio)
+        numbers += min(indexer.top_k, context // compressor.ratio)
     return 4 * num_tokens * numbers
+
+
+def _head_block_bytes(attention: AttentionConfig, num_tokens: int, context: int) -> int:
+    """Return the bytes for queries of index heads before and behind their rotation, and for the scores of blocks."""
+    blocks = attention.head_blocks
+    assert blocks is not None, "other layers have none"
+    row = 4 * attention.num_kv_heads * -(-context // blocks.block_size)
+    queries = 8 * num_tokens * attention.num_kv_heads * blocks.head_dim
+    return queries + row * max(1, min(num_tokens, BLOCK_SCORES_BYTES // row))
 
 
 def _block_bytes(layer: LayerConfig, num_tokens: int, context: int) -> int:
     index = layer.block_index
     assert index is not None, "other layers have no blocks"
     num_blocks = -(-context // index.ratio)
-    numbers = 2 * index.num_rows + 2 * index.head_dim + 2 * -(-context // _BLOCK_TOKENS) + min(index.top_k, num_blocks)
+    numbers = 2 * index.num_rows + 2 * index.head_dim + min(index.top_k, num_blocks)
     # The keys and the scores of one token, which is computed after the other.
     return 4 * (num_tokens * numbers + num_blocks * (2 * index.head_dim + 3 * index.num_heads))
 
@@ -70,18 +81,20 @@ def entry_splits(layer: LayerConfig, context: int) -> int:
 
 def further_kernels(layer: LayerConfig) -> int:
     """Return the kernels of a layer's captured step beyond those of any layer."""
+    if isinstance(layer.attention, AttentionConfig) and layer.attention.head_blocks is not None:
+        return _OF_BLOCKS
     if layer.rows is None:
         return 0 if layer.indexer is None else _OF_INDEXER
     number = _OF_WINDOW
     if layer.rows.compressor is not None:
         number += _OF_ENTRIES
-    return number if layer.rows.indexer is None else number + _OF_INDEXER + _OF_SELECTED_ENTRIES
+    return number if layer.rows.indexer is None else number + _OF_INDEXER
 
 
 def num_selected(layer: LayerConfig, context: int) -> int:
     """Numbers by which a token's selection is described: those of tokens, or those of blocks for each KV head."""
     attention = layer.attention
     if isinstance(attention, AttentionConfig) and attention.head_blocks is not None:
-        # Blocks of the cache have one token or more.
-        return attention.num_kv_heads * min(attention.head_blocks.top_k * attention.head_blocks.block_size, context)
+        blocks = attention.head_blocks
+        return attention.num_kv_heads * min(blocks.top_k, -(-context // blocks.block_size))
     return min(layer.indexer.top_k, context) if layer.indexer else 0

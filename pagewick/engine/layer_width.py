@@ -19,8 +19,7 @@ def _layer_width(layer: LayerConfig, hidden_size: int, num_ranks: int, *, is_flo
     attention, width = layer.attention, 0
     if isinstance(attention, AttentionConfig):
         heads, kv_heads = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
-        # Where each KV head selects blocks, it gets a copy of its part, and the outputs of all are put together.
-        width = (6 if attention.head_blocks is not None else 4 if attention.has_gate else 3) * heads + 2 * kv_heads
+        width = (4 if attention.has_gate else 3) * heads + 2 * kv_heads
         if attention.qkv_limit is not None:
             # Limited and unlimited queries, keys and values are there at once, before any output is.
             width = max(width, 2 * (heads + 2 * kv_heads))

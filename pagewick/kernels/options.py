@@ -122,6 +122,7 @@ class SelectedKeys(NamedTuple):
 
     slots: [T, top_k] int32, block_id * block_size + offset of each of them, in their order. counts: [T] int32, how many
     there are; what follows in a row is never read. starts: [T + 1] int32: 0, 1, 2, ... T.
+    For block_attention, slots are numbers of blocks in the sequence: [T, top_k], or [T, KVH, top_k].
     """
 
     slots: Tensor

@@ -85,47 +85,41 @@ def select_keys(
 
 
 def select_blocks(
-    q: Tensor, cache: Tensor, metadata: AttentionMetadata, tables: Tensor, *, rotation: Rotation, choice: BlockChoice
-) -> list[SelectedKeys]:
+    q: Tensor, cache: Tensor, metadata: AttentionMetadata, *, rotation: Rotation, choice: BlockChoice
+) -> SelectedKeys:
     """Choose the blocks of tokens that each token of a ragged batch sees, for each of H index heads on its own.
 
     A block is choice.size tokens of a sequence, which begin at a multiple of that number; the last one ends with the
     token. Its score is the greatest of query . key. A token sees its own block, the num_local - 1 before it, and of
     the others those that score best: choice.top_k blocks in all, or all of them. This is the choice of MiniMax-M3 as
     transformers has it; there is no publication.
-    q: [T, H, I], not yet rotated. cache, metadata, rotation: as in select_keys. tables: [B, max_blocks] int32, the
-    blocks of another cache with the same block_size, a divisor of choice.size. The result has an entry for each head:
-    its slots are blocks there, in their order, [T, top_k * size / block_size] int32, and its counts are tokens. Equal
-    scores, and NaN: as in select_keys.
+    q: [T, H, I], not yet rotated. cache, metadata, rotation: as in select_keys. The slots of the result are
+    [T, H, top_k] int32, the numbers of complete blocks, in their order; its counts are the same for all heads. An
+    incomplete block at the token is not among them. Equal scores, and NaN: as in select_keys.
     """
     num_tokens, num_heads, dtype = len(q), q.shape[1], torch.promote_types(q.dtype, torch.float32)
     cos, sin, interleaved = rotation
     turned = rotate(q.to(dtype), cos.unsqueeze(1), sin.unsqueeze(1), interleaved).to(cache.dtype).to(dtype)
-    block_size, size = cache.shape[1], choice.size
-    parts = size // block_size
-    slots = torch.zeros(num_heads, num_tokens, choice.top_k * parts, dtype=torch.int32, device=q.device)
+    slots = torch.zeros(num_tokens, num_heads, choice.top_k, dtype=torch.int32, device=q.device)
     counts = torch.zeros(num_tokens, dtype=torch.int32, device=q.device)
-    for token, keys, table in _tokens(cache, metadata, tables):
-        own = (len(keys) - 1) // size
-        num_chosen = min(choice.top_k, own + 1)
+    for token, keys in _tokens(cache, metadata):
+        num_complete, rest = divmod(len(keys), choice.size)
+        # An incomplete block is the first of those that every token sees.
+        num_local, top_k = (count - (rest > 0) for count in (choice.num_local, choice.top_k))
         products = torch.einsum("hd,kd->hk", turned[token], keys.to(dtype)).nan_to_num(nan=float("-inf"))
-        padded = torch.nn.functional.pad(products, (0, (own + 1) * size - len(keys)), value=float("-inf"))
-        scores = padded.view(num_heads, own + 1, size).amax(-1)
-        scores[:, max(0, own + 1 - choice.num_local) :] = float("inf")
-        best = scores.sort(descending=True, stable=True).indices[:, :num_chosen].sort().values
-        blocks = (best.unsqueeze(-1) * parts + torch.arange(parts, device=q.device)).flatten(1)
-        counts[token] = (num_chosen - 1) * size + len(keys) - own * size
-        num_blocks = -(-int(counts[token]) // block_size)
-        slots[:, token, :num_blocks] = table[blocks[:, :num_blocks]]
-    starts = torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device)
-    return [SelectedKeys(of_head, counts, starts) for of_head in slots]
+        scores = products[:, : num_complete * choice.size].view(num_heads, num_complete, choice.size).amax(-1)
+        scores[:, max(0, num_complete - num_local) :] = float("inf")
+        best = scores.sort(descending=True, stable=True).indices[:, :top_k].sort().values
+        counts[token] = best.shape[1]
+        slots[token, :, : best.shape[1]] = best
+    return SelectedKeys(slots, counts, torch.arange(num_tokens + 1, dtype=torch.int32, device=q.device))
 
 
-def _tokens(cache: Tensor, metadata: AttentionMetadata, tables: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield each token of a batch, the keys up to its own, and the table of its sequence."""
+def _tokens(cache: Tensor, metadata: AttentionMetadata) -> Iterator[tuple[int, Tensor]]:
+    """Yield each token of a batch, and the keys up to its own."""
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.context_lens.tolist()
     for b, context_len in enumerate(lengths):
         block_ids = metadata.block_tables[b][: -(-context_len // cache.shape[1])].long()
         keys = cache[block_ids].flatten(0, 1)
         for token in range(starts[b], starts[b + 1]):
-            yield token, keys[: context_len - (starts[b + 1] - 1 - token)], tables[b]
+            yield token, keys[: context_len - (starts[b + 1] - 1 - token)]

@@ -18,7 +18,7 @@ from pagewick.layers.config import RopeConfig
 from pagewick.layers.context import LayerContext, TokenBatch
 from pagewick.layers.linear import ReplicatedLinear
 from pagewick.layers.norm import RMSNorm
-from pagewick.layers.rotary import Angles, RotaryEmbedding
+from pagewick.layers.rotary import RotaryEmbedding
 from pagewick.quantization.share import check_floats
 
 
@@ -58,8 +58,8 @@ class BlockIndex(nn.Module):
         no_bias = torch.zeros(config.ratio, dim, device=context.device)
         self._options = CompressOptions(config.ratio, False, no_bias, self.k_layernorm.weight, config.norm_eps)
 
-    def forward(self, hidden_states: Tensor, angles: Angles, batch: TokenBatch) -> SelectedKeys:
-        """Store the keys of blocks that end among these tokens [T, H], and select for each token. angles: theirs."""
+    def forward(self, hidden_states: Tensor, rotation: Rotation, batch: TokenBatch) -> SelectedKeys:
+        """Store the keys of blocks that end among these tokens [T, H], and select for each token. rotation: theirs."""
         config, num_tokens = self._config, len(hidden_states)
         num_columns = config.num_heads * config.head_dim
         products = self.index_qk_proj(hidden_states, batch)
@@ -72,6 +72,6 @@ class BlockIndex(nn.Module):
             torch.ones(num_tokens, config.num_heads, device=queries.device),
             batch,
             None,
-            rotation=Rotation(angles.cos, angles.sin),
+            rotation=rotation,
             top_k=self._top_k,
         )

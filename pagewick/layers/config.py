@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from pagewick.attention.cache_spec import KeptHeads, KeptIndexKeys
 from pagewick.errors import ConfigError
 from pagewick.expert_routing import Routing
 
@@ -126,10 +125,6 @@ class HeadBlockConfig:
     top_k: int
     num_local: int
     norm_eps: float
-
-    def kept(self, num_kv_heads: int, head_dim: int) -> list[KeptHeads | KeptIndexKeys]:
-        """Return what is kept of tokens for the KV heads of a rank, and for the indexer."""
-        return [*[KeptHeads(1, head_dim)] * num_kv_heads, KeptIndexKeys(self.head_dim)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

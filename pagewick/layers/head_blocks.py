@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from pagewick import kernels
 from pagewick.attention.backend import AttentionBatch, BoundIndex
-from pagewick.attention.cache_spec import CacheSpec, KeptHeads, KeptIndexKeys
-from pagewick.errors import ConfigError
+from pagewick.attention.cache_spec import CacheSpec, KeptIndexKeys
 from pagewick.kernels.block_choice import BlockChoice
 from pagewick.kernels.options import Rotation, SelectedKeys
 from pagewick.layers.config import HeadBlockConfig
@@ -34,28 +33,20 @@ class HeadBlockIndexer(nn.Module):
         prefix: str,
         hidden_size: int,
         config: HeadBlockConfig,
-        kept_dim: int,
         kv_heads: Sequence[int],
         total_num_kv_heads: int,
     ) -> None:
-        """kept_dim: size of a key. kv_heads: ids of this rank's. Raises ConfigError for an unfit --block-size."""
+        """kv_heads: ids of this rank's."""
         super().__init__()
         num_heads, head_dim = config.num_heads, config.head_dim
-        block_size = context.backend.cache_spec(KeptHeads(1, kept_dim)).block_size
-        if config.block_size % block_size:
-            raise ConfigError(
-                f"--block-size {block_size}: the model selects blocks of {config.block_size} tokens; give a divisor"
-            )
         self._head_dim = head_dim
         # No token has more before it, and no sequence is longer than one block of this size.
-        size = min(config.block_size, -(-context.max_model_len // block_size) * block_size)
-        top_k = min(config.top_k, -(-context.max_model_len // size))
-        self._choice = BlockChoice(size, top_k, min(config.num_local, top_k))
+        self.ratio = min(config.block_size, context.max_model_len)
+        top_k = min(config.top_k, -(-context.max_model_len // self.ratio))
+        self._choice = BlockChoice(self.ratio, top_k, min(config.num_local, top_k))
+        # Successive KV heads may have the same index head.
         per_head = total_num_kv_heads // num_heads
-        own = [head // per_head for head in kv_heads]
-        # Successive KV heads may have the same index head, which selects once.
-        self._of_head = [sorted(set(own)).index(head) for head in own]
-        columns = torch.tensor(sorted(set(own)))[:, None] * head_dim + torch.arange(head_dim)
+        columns = torch.tensor(kv_heads)[:, None] // per_head * head_dim + torch.arange(head_dim)
         self._columns = columns.flatten().to(context.device)
         self._kept = KeptIndexKeys(head_dim)
         self._backend = context.backend
@@ -72,18 +63,14 @@ class HeadBlockIndexer(nn.Module):
         """Use `blocks` [num_blocks, block_bytes] uint8, addressed by the block tables of cache group `group`."""
         self._bound = self._backend.bind_index(self._kept, blocks, group)
 
-    def forward(
-        self, hidden_states: Tensor, rotation: Rotation, batch: AttentionBatch, group: int
-    ) -> list[SelectedKeys]:
-        """Select for [T, hidden_size] what each of this rank's KV heads sees. group: the cache group of keys."""
+    def forward(self, hidden_states: Tensor, rotation: Rotation, batch: AttentionBatch) -> SelectedKeys:
+        """Select for [T, hidden_size] what each of this rank's KV heads sees."""
         assert self._bound is not None, "bind_cache comes first"
         queries = kernels.gather_columns(self.q_proj(hidden_states, batch), self._columns).view(-1, self._head_dim)
-        selected = self._bound.select_blocks(
+        return self._bound.select_blocks(
             self.q_norm(queries).view(len(hidden_states), -1, self._head_dim),
             self.k_norm(self.k_proj(hidden_states, batch)),
             batch,
             rotation=rotation,
             choice=self._choice,
-            group=group,
         )
-        return [selected[head] for head in self._of_head]

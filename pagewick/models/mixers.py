@@ -23,7 +23,7 @@ from pagewick.layers.attention import (
 from pagewick.layers.block_index import BlockIndex
 from pagewick.layers.channel_scan import ChannelScan
 from pagewick.layers.compressed_config import WindowConfig
-from pagewick.layers.config import HeadBlockConfig, MlaConfig
+from pagewick.layers.config import MlaConfig
 from pagewick.layers.context import LayerContext, TokenBatch
 from pagewick.layers.distance_bias import DistanceBias
 from pagewick.layers.elementwise import Activation, limit, multiply, scale, sigmoid_gate
@@ -43,7 +43,6 @@ from pagewick.layers.norm import (
     plain_head_norm,
 )
 from pagewick.layers.rotary import Angles
-from pagewick.layers.selected_heads import SelectedHeads
 from pagewick.layers.short_convolution import ShortConvolution
 from pagewick.layers.state import StateLayer
 from pagewick.layers.state_config import ChannelScanConfig, ConvolutionConfig, DeltaConfig, MambaConfig, StateConfig
@@ -119,12 +118,9 @@ class DecoderAttention(nn.Module):
         # Not a submodule: it is the model's.
         self._distances: tuple[DistanceBias, ...] = ()
         self._collectives, self._head_dim, self._softmax_scale = context.collectives, head_dim, config.softmax_scale
-        self.indexer: BlockIndex | HeadBlockIndexer | None = _block_index(context, prefix, hidden_size, config, layer)
-        self.attn: Attention | BorrowedAttention | SelectedHeads = BorrowedAttention()
+        self.indexer = _index_of_blocks(context, prefix, hidden_size, config, layer, ours.kv_heads)
+        self.attn: Attention | BorrowedAttention = BorrowedAttention()
         if not has_keys:
-            return
-        if config.head_blocks is not None:
-            self.attn, self.indexer = _selecting(context, prefix, hidden_size, config, config.head_blocks, ours)
             return
         self.attn = _attention_of(layer)(
             context,
@@ -138,7 +134,7 @@ class DecoderAttention(nn.Module):
             sinks=None if self.sinks is None else self.sinks.weight,
             sees_images_whole=config.sees_images_whole,
             sees_all=config.sees_all,
-            is_selective=config.block_index is not None,
+            is_selective=self.indexer is not None,
         )
 
     def expected_weights(self) -> Iterable[tuple[str | None, str]]:
@@ -189,13 +185,9 @@ class DecoderAttention(nn.Module):
             parts = torch.split(qkv, self._row_sizes, dim=-1)
             q, k, v = (part.view(len(part), -1, self._head_dim) for part in parts)
             attended = self._distances[0].attend(q, k, v, batch, self._softmax_scale).flatten(1)
-        elif isinstance(self.attn, SelectedHeads):
-            assert isinstance(self.indexer, HeadBlockIndexer) and rotation is not None, "its keys rotate"
-            chosen = self.indexer(hidden_states, rotation, batch, self.attn.group)
-            attended = self.attn.forward_fused(qkv, batch, heads, chosen).flatten(1)
-        elif isinstance(self.indexer, BlockIndex) and isinstance(self.attn, Attention):
-            assert angles is not None, "its keys rotate"
-            selected = self.indexer(hidden_states, angles, batch)
+        elif self.indexer is not None:
+            assert isinstance(self.attn, Attention) and rotation is not None, "its keys rotate"
+            selected = self.indexer(hidden_states, rotation, batch)
             attended = self.attn.forward_selected(qkv, batch, heads, selected, self.indexer.ratio).flatten(1)
         else:
             attended = self.attn.forward_fused(qkv, batch, heads).flatten(1)
@@ -222,28 +214,22 @@ def _attention_of(layer: LayerConfig) -> Callable[..., Attention]:
     return partial(TextAttention, num_image_tokens=layer.image.num_tokens, num_image_rows=layer.image.num_rows)
 
 
-def _block_index(
-    context: LayerContext, prefix: str, hidden_size: int, config: AttentionConfig, layer: LayerConfig
-) -> BlockIndex | None:
-    if config.block_index is None:
-        return None
-    assert layer.rope is not None, "its keys rotate"
-    return BlockIndex(context, f"{prefix}.indexer", hidden_size, config.block_index, layer.rope)
-
-
-def _selecting(
+def _index_of_blocks(
     context: LayerContext,
     prefix: str,
     hidden_size: int,
     config: AttentionConfig,
-    blocks: HeadBlockConfig,
-    heads: QKVParallelLinear,
-) -> tuple[SelectedHeads, HeadBlockIndexer]:
-    """Return attention to blocks, and the indexer that selects them. heads: what makes queries, keys and values."""
-    ids, total = heads.kv_heads, config.num_kv_heads
-    attention = SelectedHeads(context, heads.num_heads, len(ids), config.head_dim, config.softmax_scale)
-    indexer = HeadBlockIndexer(context, f"{prefix}.indexer", hidden_size, blocks, config.head_dim, ids, total)
-    return attention, indexer
+    layer: LayerConfig,
+    kv_heads: list[int],
+) -> BlockIndex | HeadBlockIndexer | None:
+    """Return what selects the blocks of tokens that each token sees, if anything does. kv_heads: ids of this rank's."""
+    name = f"{prefix}.indexer"
+    if config.head_blocks is not None:
+        return HeadBlockIndexer(context, name, hidden_size, config.head_blocks, kv_heads, config.num_kv_heads)
+    if config.block_index is None:
+        return None
+    assert layer.rope is not None, "its keys rotate"
+    return BlockIndex(context, name, hidden_size, config.block_index, layer.rope)
 
 
 def _head_norm(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pagewick.config import EngineConfig
+from pagewick.engine.entry_memory import BLOCK_SCORES_BYTES
 from pagewick.engine.image_settings import with_largest_picture
 from pagewick.engine.step_memory import (
     INDEX_DIMS,
@@ -254,11 +255,12 @@ def test_the_cache_gets_the_rest() -> None:
 def test_numbers_are_those_of_the_kernels() -> None:
     pytest.importorskip("triton")
     from pagewick.kernels import reference_index
-    from pagewick.kernels.triton import attention, index, mla, selection
+    from pagewick.kernels.triton import attention, head_blocks, index, mla, selection
 
     assert (attention.SPLIT, attention.PARTS_BYTES) == (SPLIT, PARTS_BYTES)
     assert attention.HEAD_DIMS == SERVED_HEAD_DIMS
     assert (index.DIMS, index.HEADS[-1], index.SCORES_BYTES) == (INDEX_DIMS, INDEX_HEADS, SCORES_BYTES)
+    assert head_blocks.SCORES_BYTES == BLOCK_SCORES_BYTES
     assert selection.row_bytes(9000) == 4 * (9000 + -(-9000 // SCORES_PART) * NUMBERS_OF_PART + 4)
     assert reference_index.QUERY_SLICE == QUERY_SLICE
     assert (attention.MAX_SHORT_ROWS, mla.MAX_SHORT_TOKENS) == (MAX_SHORT_ROWS, MAX_SHORT_TOKENS)

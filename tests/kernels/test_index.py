@@ -201,7 +201,7 @@ def test_it_can_be_recorded() -> None:
 
 
 @pytest.mark.parametrize(("size", "top_k", "num_local"), [(8, 3, 1), (16, 4, 3), (32, 9, 1)])
-def test_blocks_are_those_of_transformers(size: int, top_k: int, num_local: int) -> None:
+def test_blocks_are_those_of_transformers(operations: Any, size: int, top_k: int, num_local: int) -> None:
     """The indexer of MiniMax-M3 chooses blocks for the last tokens of sequences, which have fewer than 9 blocks."""
     config = MiniMaxM3VLTextConfig(
         hidden_size=40, index_n_heads=NUM_HEADS, index_head_dim=DIM, index_block_size=size, index_topk_blocks=top_k,
@@ -229,19 +229,39 @@ def test_blocks_are_those_of_transformers(size: int, top_k: int, num_local: int)
         slots = blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         reference_index.store_index_keys(keys, batch.cache, slots, rotation=turned)
         expected += [found[:, context_len - q_len + token] for token in range(q_len)]
-    choice = BlockChoice(size, top_k, num_local)
-    selected = dispatched.select_blocks(
-        q, batch.cache, batch.metadata, batch.tables, rotation=Rotation(cos, sin), choice=choice
-    )
-    parts = size // BLOCK_SIZE
-    seqs = [seq for seq, q_len in enumerate(q_lens) for _ in range(q_len)]
+    rotation, choice = Rotation(cos, sin), BlockChoice(size, top_k, num_local)
+    slots, counts, starts = operations.select_blocks(q, batch.cache, batch.metadata, rotation=rotation, choice=choice)
+    assert starts.tolist() == list(range(76)) and list(slots.shape) == [75, NUM_HEADS, top_k]
     positions = [length - q_len + i for q_len, length in zip(q_lens, context_lens, strict=True) for i in range(q_len)]
-    for head, (slots, counts, starts) in enumerate(selected):
-        assert starts.tolist() == list(range(76))
-        for token, (seq, position) in enumerate(zip(seqs, positions, strict=True)):
+    for token, position in enumerate(positions):
+        # The incomplete block at the token is one of those that it sees.
+        num_complete = (position + 1) // size
+        for head in range(NUM_HEADS):
             chosen = sorted(block for block in expected[token][head].tolist() if block >= 0)
-            seen = [key for block in chosen for key in range(block * size, block * size + size) if key <= position]
-            assert counts[token] == len(seen)
-            blocks = batch.tables[seq][torch.tensor(seen)[::BLOCK_SIZE] // BLOCK_SIZE]
-            assert slots[token, : len(blocks)].tolist() == blocks.tolist()
-            assert len(slots[token]) == top_k * parts
+            complete = [block for block in chosen if block < num_complete]
+            assert slots[token, head, : counts[token]].tolist() == complete
+            assert chosen == complete + [num_complete] * ((position + 1) % size > 0)
+    if operations is not reference_index:
+        with pytest.raises(ValueError, match="num_local"):
+            operations.select_blocks(q, batch.cache, batch.metadata, rotation=rotation, choice=BlockChoice(size, 2, 3))
+
+
+@pytest.mark.parametrize("size", [8, 24, 40])
+def test_selected_blocks_do_not_depend_on_other_tokens(operations: Any, size: int) -> None:
+    """Products of many keys, of which two are no numbers, with 33 heads; queries and keys in bfloat16."""
+    torch.manual_seed(7)
+    batch = make_batch([1, 30], [1300, 130])
+    q, cache = torch.randn(31, 33, DIM).bfloat16(), batch.cache.bfloat16()
+    cache[batch.metadata.block_tables[0, 3].long(), 2, 5] = float("nan")
+    cos, sin, interleaved = batch.rotation
+    choice, table, length = BlockChoice(size, 3, 2), batch.metadata.block_tables, batch.metadata.context_lens
+    together = operations.select_blocks(q, cache, batch.metadata, rotation=batch.rotation, choice=choice)
+    expected = reference_index.select_blocks(q, cache, batch.metadata, rotation=batch.rotation, choice=choice)
+    assert torch.equal(together.counts, expected.counts)
+    # Rounding may decide between two blocks.
+    assert (together.slots == expected.slots).float().mean() > 0.99
+    for begin, end in ((1, 2), (2, 19), (30, 31)):
+        metadata = AttentionMetadata(table[1:], length[1:] - (31 - end), torch.tensor([0, end - begin]).int())
+        rotation = Rotation(cos[begin:end], sin[begin:end], interleaved)
+        alone = operations.select_blocks(q[begin:end], cache, metadata, rotation=rotation, choice=choice)
+        assert torch.equal(alone.slots, together.slots[begin:end])

@@ -1,4 +1,4 @@
-"""Rows of hashed n-grams as transformers has them, however the tokens are cut, and attention to selected blocks."""
+"""Rows of hashed n-grams as transformers has them, however the tokens are cut."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import Qwen4ExpTextConfig
 from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4
 
 from pagewick import kernels
-from pagewick.kernels.kv_cache import heads_cache
-from pagewick.kernels.options import AttentionMetadata, NgramOptions, ScoreOptions, SelectedKeys
+from pagewick.kernels.options import NgramOptions
 from pagewick.layers.ngram_config import multipliers_of, primes_from
 
 END, VOCAB = 5, 97
@@ -69,55 +67,6 @@ def test_similarities_keep_their_sign(dtype: torch.dtype) -> None:
     found = kernels.stream_similarities(keys.to(dtype), streams.to(dtype), 2)
     expected = torch.tensor([27.0**0.5, -(27.0**0.5), 1e-3, 0.0])[:, None].expand(4, 2)
     torch.testing.assert_close(found, expected.to(dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("ratio", [1, 4, 5])
-def test_attention_to_blocks_is_attention_with_a_mask(ratio: int, dtype: torch.dtype) -> None:
-    """Two sequences, of which one has earlier tokens; blocks of the cache are in another order."""
-    num_heads, num_kv_heads, dim, size = 6, 2, 12, 10
-    torch.manual_seed(ratio)
-    num_bytes = 2 * num_kv_heads * size * dim * dtype.itemsize
-    cache = heads_cache(torch.zeros(9, num_bytes, dtype=torch.uint8), dtype, num_kv_heads, size, dim, is_packed=False)
-    tables = torch.tensor([[7, 2, 5, 1], [3, 8, 4, 0]], dtype=torch.int32)
-    lengths, counts = [37, 23], [13, 23]
-    keys, values = (torch.randn(2, 37, num_kv_heads, dim).to(dtype) for _ in range(2))
-    for seq, length in enumerate(lengths):
-        positions = torch.arange(length)
-        slots = tables[seq][positions // size].long() * size + positions % size
-        kernels.store_kv(keys[seq, :length], values[seq, :length], cache, slots)
-    q = torch.randn(36, num_heads, dim).to(dtype)
-    slots, chosen = torch.zeros(36, 3, dtype=torch.int32), torch.zeros(36, dtype=torch.int32)
-    expected = []
-    for token in range(36):
-        seq, position = (0, 24 + token) if token < 13 else (1, token - 13)
-        complete = (position + 1) // ratio
-        best = torch.randperm(complete)[:3].sort().values
-        slots[token, : len(best)], chosen[token] = best, len(best)
-        seen = torch.isin(torch.arange(position + 1) // ratio, best) | (torch.arange(position + 1) >= complete * ratio)
-        expected.append(attended(q[token], keys[seq, : position + 1][seen], values[seq, : position + 1][seen]))
-    starts = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
-    metadata = AttentionMetadata(tables, torch.tensor(lengths, dtype=torch.int32), starts)
-    selected = SelectedKeys(slots, chosen, torch.arange(37, dtype=torch.int32))
-    found = kernels.block_attention(q, cache, metadata, ScoreOptions(0.3), selected, ratio)
-    torch.testing.assert_close(found, torch.stack(expected).to(dtype))
-
-
-def attended(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of one token's heads [H, D] to keys and values [n, KVH, D], in float32."""
-    repeats = len(q) // keys.shape[1]
-    keys, values = (x.float().repeat_interleave(repeats, 1) for x in (keys, values))
-    weights = (torch.einsum("hd,nhd->hn", q.float(), keys) * 0.3).softmax(-1)
-    return torch.einsum("hn,nhd->hd", weights, values)
-
-
-def test_a_packed_cache_is_refused() -> None:
-    cache = heads_cache(torch.zeros(2, 2 * 16 * 16 * 4, dtype=torch.uint8), torch.float32, 1, 16, 16, is_packed=True)
-    with pytest.raises(ValueError, match="packed cache"):
-        kernels.block_attention(
-            torch.zeros(1, 1, 16), cache, AttentionMetadata(*[torch.ones(1, 1)] * 3), ScoreOptions(1.0),
-            SelectedKeys(*[torch.ones(1, 1)] * 3), 4,
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("start", [0, 3, 120, 65_530, 20_000_000])

@@ -169,6 +169,9 @@ def test_shapes_and_dtypes(native: NativeKernels, index: int, dtype: torch.dtype
     cache = packed_copy(case.plain)
     q = native.rope_and_store(case.qkv, cache, case.slots, **structs(case.options))
     case.check(q, plain_copy(cache))
+    plain = case.plain.clone()
+    assert torch.equal(native.rope_and_store(case.qkv, plain_cache(plain), case.slots, **structs(case.options)), q)
+    assert torch.equal(plain, plain_copy(cache))
 
 
 @pytest.mark.parametrize("cache_dtype", DTYPES)
@@ -177,7 +180,7 @@ def test_shapes_and_dtypes(native: NativeKernels, index: int, dtype: torch.dtype
 def test_the_reference(index: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     case = Case(**{**_fields(SHAPES[index]), "dtype": dtype, "cache_dtype": cache_dtype})
     plain = case.plain.clone()
-    q = dispatched.rope_and_store(case.qkv, plain_cache(plain), case.slots, **structs(case.options))
+    q = reference.rope_and_store(case.qkv, plain_cache(plain), case.slots, **structs(case.options))
     case.check(q, plain)
 
 

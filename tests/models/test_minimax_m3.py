@@ -60,7 +60,7 @@ def test_all_but_the_first_layers_select_blocks_and_have_experts() -> None:
     )
     assert all(layer.rope is not None and layer.rope.rotary_dim == 64 for layer in model.layers)
     groups = {(group.spec.kind, group.num_layers) for group in cache_groups(model, cache_dtype="bfloat16")}
-    assert groups == {("full_attention", 3), ("full_attention", 4 * 57), ("index_keys", 57)}
+    assert groups == {("full_attention", 3), ("full_attention", 57), ("index_keys", 57)}
 
 
 def test_files_have_the_published_names() -> None:
@@ -96,13 +96,17 @@ def test_what_is_not_implemented_is_refused(text: dict[str, Any], named: str) ->
         read_config(config_of(**text))
 
 
-def test_blocks_of_the_cache_divide_those_that_are_selected(tmp_path: Any) -> None:
+def test_other_blocks_of_the_cache_and_what_they_may_hold(tmp_path: Any) -> None:
     write_checkpoint("minimax-m3", tmp_path)
     options: dict[str, Any] = {"model": str(tmp_path), "dtype": "float32", "device": "cpu", "num_kv_blocks": 64}
-    with pytest.raises(ConfigError, match="--block-size 24"):
-        Engine(EngineConfig.from_options(**options, block_size=24))
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8"):
         Engine(EngineConfig.from_options(**options, kv_cache_dtype="int8"))
+    # Blocks of 24 tokens do not divide those of 32 that are selected.
+    prompts, found = [[*range(3, 80)], [5, 9]], []
+    for block_size in (24, 32):
+        with running(tmp_path, block_size=block_size) as engine:
+            found.append(answers(engine, prompts, num_tokens=9))
+    assert [answer.token_ids for answer in found[0]] == [answer.token_ids for answer in found[1]]
 
 
 def test_blocks_beyond_the_context_take_no_memory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +115,9 @@ def test_blocks_beyond_the_context_take_no_memory(tmp_path: Any, monkeypatch: py
     config = json.loads((tmp_path / "config.json").read_text())
     widths, select = set(), kernels.select_blocks
 
-    def noted(*args: Any, **named: Any) -> list[SelectedKeys]:
+    def noted(*args: Any, **named: Any) -> SelectedKeys:
         found = select(*args, **named)
-        widths.update(one.slots.shape[1] for one in found)
+        widths.add(found.slots.shape[2])
         return found
 
     monkeypatch.setattr(kernels, "select_blocks", noted)
@@ -123,7 +127,7 @@ def test_blocks_beyond_the_context_take_no_memory(tmp_path: Any, monkeypatch: py
         (tmp_path / "config.json").write_text(json.dumps(changed))
         with running(tmp_path, max_model_len=100) as engine:
             found.append(answers(engine, prompts, num_tokens=5))
-    assert widths == {4}
+    assert widths == {4, 1}
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             assert one.token_ids == other.token_ids and torch.equal(one.logits, other.logits)

@@ -1,9 +1,9 @@
-"""Compressed entries, and attention to a window and to them, by the native library."""
+"""Compressed entries, and attention to a window and to them, or to selected blocks, by the native library."""
 
 import torch
 from torch import Tensor
 
-from pagewick.kernels import reference_compressed
+from pagewick.kernels import reference_blocks, reference_compressed
 from pagewick.kernels.cpu.binding import (
     BAD_BLOCK_ID,
     BAD_LENGTHS,
@@ -16,11 +16,13 @@ from pagewick.kernels.cpu.binding import (
     is_plain,
 )
 from pagewick.kernels.cpu.rope import check_rotation
-from pagewick.kernels.cpu.structs import CompressRowsArgs, WindowAttentionArgs
+from pagewick.kernels.cpu.structs import BlockAttentionArgs, CompressRowsArgs, WindowAttentionArgs
+from pagewick.kernels.kv_cache import KVCache
 from pagewick.kernels.options import AttentionMetadata, CompressOptions, Entries, Rotation, ScoreOptions, SelectedKeys
 
 _COMPRESS_ROWS = Operation("compress_rows", CompressRowsArgs)
 _WINDOW_ATTENTION = Operation("window_attention", WindowAttentionArgs)
+_BLOCK_ATTENTION = Operation("block_attention", BlockAttentionArgs)
 
 
 def compress_rows(
@@ -134,7 +136,53 @@ def window_attention(
     return out
 
 
-OPERATIONS = dict.fromkeys((compress_rows, window_attention), DTYPES)
+def block_attention(
+    q: Tensor,
+    cache: KVCache,
+    metadata: AttentionMetadata,
+    scores: ScoreOptions,
+    selected: SelectedKeys,
+    ratio: int,
+) -> Tensor:
+    """reference_blocks.block_attention.
+
+    Rounding, and what the bits of a query depend on, are those of window_attention. Raises ValueError for tensors that
+    do not fit together, lengths that contradict each other, and blocks outside the cache or behind a token.
+    """
+    is_served = q.dtype in DTYPES and cache.dtype in DTYPES and is_plain(q) and q.numel() > 0
+    if not is_served or cache.is_packed or not cache.data.is_contiguous():
+        return reference_blocks.block_attention(q, cache, metadata, scores, selected, ratio)
+    num_kv_heads, slots = cache.num_kv_heads, selected.slots
+    if q.dim() != 3 or not q.is_contiguous() or q.shape[2] != cache.head_dim or q.shape[1] % num_kv_heads:
+        raise ValueError(f"q {list(q.shape)} must be contiguous [T, multiple of {num_kv_heads}, {cache.head_dim}]")
+    num_tokens, num_heads, dim = q.shape
+    check_metadata(metadata)
+    _check_selected(selected, num_tokens)
+    num_selections = slots.shape[1] if slots.dim() == 3 else 1
+    if num_selections not in (1, num_kv_heads):
+        raise ValueError(f"slots {list(slots.shape)} must be of all KV heads, or of each of {num_kv_heads}")
+    if scores.softmax_scale <= 0 or ratio < 1:
+        raise ValueError(f"softmax_scale {scores.softmax_scale} and ratio {ratio} must be above 0")
+    block_tables, context_lens, cu_seqlens_q, *_ = metadata
+    out = empty(q.shape, q.dtype)
+    args = BlockAttentionArgs(
+        q=q.data_ptr(), cache=cache.data.data_ptr(), block_tables=block_tables.data_ptr(),
+        context_lens=context_lens.data_ptr(), cu_seqlens_q=cu_seqlens_q.data_ptr(), slots=slots.data_ptr(),
+        counts=selected.counts.data_ptr(), out=out.data_ptr(), num_tokens=num_tokens, num_seqs=len(context_lens),
+        num_heads=num_heads, num_kv_heads=num_kv_heads, num_selections=num_selections, dim=dim, ratio=ratio,
+        top_k=slots.shape[-1], num_blocks=cache.num_blocks, block_size=cache.block_size,
+        max_blocks=block_tables.shape[1], block_table_stride=block_tables.stride(0),
+        softmax_scale=scores.softmax_scale, dtype=DTYPES[q.dtype], cache_dtype=DTYPES[cache.dtype],
+    )  # fmt: skip
+    status = _BLOCK_ATTENTION.run(args)
+    if status == BAD_LENGTHS:
+        raise ValueError("context_lens, cu_seqlens_q, block tables, counts and q contradict each other")
+    if status == BAD_BLOCK_ID:
+        raise ValueError("a block lies outside the cache, or ends behind the token that is to see it")
+    return out
+
+
+OPERATIONS = dict.fromkeys((compress_rows, window_attention, block_attention), DTYPES)
 
 
 def _checked(
@@ -150,12 +198,16 @@ def _checked(
     if ratio < 1:
         raise ValueError(f"ratio must be at least 1, not {ratio}")
     if selected is not None:
-        slots, counts, _ = selected
-        if len(slots) != num_tokens or slots.dtype != torch.int32 or not slots.is_contiguous():
-            raise ValueError(f"slots {slots.dtype} {list(slots.shape)} must be contiguous int32 [{num_tokens}, top_k]")
-        if counts.shape != (num_tokens,) or counts.dtype != torch.int32 or not counts.is_contiguous():
-            raise ValueError(f"counts {counts.dtype} {list(counts.shape)} must be contiguous int32 [{num_tokens}]")
+        _check_selected(selected, num_tokens)
     return cache, tables, ratio, selected
+
+
+def _check_selected(selected: SelectedKeys, num_tokens: int) -> None:
+    slots, counts, _ = selected
+    if len(slots) != num_tokens or slots.dtype != torch.int32 or not slots.is_contiguous():
+        raise ValueError(f"slots {slots.dtype} {list(slots.shape)} must be contiguous int32 [{num_tokens}, top_k]")
+    if counts.shape != (num_tokens,) or counts.dtype != torch.int32 or not counts.is_contiguous():
+        raise ValueError(f"counts {counts.dtype} {list(counts.shape)} must be contiguous int32 [{num_tokens}]")
 
 
 def _check_cache(name: str, cache: Tensor, size: int) -> None:

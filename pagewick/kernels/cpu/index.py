@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pagewick.kernels import reference_index
+from pagewick.kernels.block_choice import BlockChoice
 from pagewick.kernels.cpu.binding import (
     BAD_BLOCK_ID,
     BAD_LENGTHS,
@@ -69,31 +70,63 @@ def select_keys(
         return reference_index.select_keys(
             q, weights, cache, metadata, tables, rotation=rotation, top_k=top_k, ratio=ratio
         )
+    if weights.shape != q.shape[:2] or weights.dtype != torch.float32 or not weights.is_contiguous():
+        raise ValueError(f"weights must be contiguous float32 {list(q.shape[:2])}")
+    if tables is not None and (
+        tables.shape != metadata.block_tables.shape or tables.dtype != torch.int32 or tables.stride(-1) != 1
+    ):
+        raise ValueError(
+            f"tables must be int32 {list(metadata.block_tables.shape)}, not {tables.dtype} {list(tables.shape)}"
+        )
+    return _select(q, weights, cache, metadata, tables, rotation, top_k, ratio)
+
+
+def select_blocks(
+    q: Tensor, cache: Tensor, metadata: AttentionMetadata, *, rotation: Rotation, choice: BlockChoice
+) -> SelectedKeys:
+    """reference_index.select_blocks; as select_keys."""
+    if not _is_served(q, cache):
+        return reference_index.select_blocks(q, cache, metadata, rotation=rotation, choice=choice)
+    if not 1 <= choice.num_local <= choice.top_k:
+        raise ValueError(f"num_local must be from 1 to top_k {choice.top_k}, not {choice.num_local}")
+    return _select(q, None, cache, metadata, None, rotation, choice.top_k, choice.size, choice.num_local)
+
+
+OPERATIONS = dict.fromkeys((store_index_keys, select_keys, select_blocks), DTYPES)
+
+
+def _select(
+    q: Tensor,
+    weights: Tensor | None,
+    cache: Tensor,
+    metadata: AttentionMetadata,
+    tables: Tensor | None,
+    rotation: Rotation,
+    top_k: int,
+    ratio: int,
+    num_local: int = 0,
+) -> SelectedKeys:
+    """Select keys by the sum of the heads' products, or, without weights, blocks of `ratio` keys for each head."""
     if q.dim() != 3 or q.stride()[1:] != (q.shape[2], 1) or q.dtype not in DTYPES or 0 in q.shape[1:]:
         raise ValueError(f"q {q.dtype} {list(q.shape)} must be [T, H, I] of a native dtype, heads together")
     num_tokens, num_heads, dim = q.shape
-    if weights.shape != (num_tokens, num_heads) or weights.dtype != torch.float32 or not weights.is_contiguous():
-        raise ValueError(f"weights must be contiguous float32 {[num_tokens, num_heads]}")
     _check_rotation(num_tokens, dim, rotation)
     _check_cache(cache, dim)
     check_metadata(metadata)
     block_tables, context_lens, cu_seqlens_q, *_ = metadata
-    if tables is not None and (
-        tables.shape != block_tables.shape or tables.dtype != torch.int32 or tables.stride(-1) != 1
-    ):
-        raise ValueError(f"tables must be int32 {list(block_tables.shape)}, not {tables.dtype} {list(tables.shape)}")
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, not {top_k}")
     if ratio < 1:
         raise ValueError(f"ratio must be at least 1, not {ratio}")
+    shape = (num_tokens, top_k) if weights is not None else (num_tokens, num_heads, top_k)
     selected = SelectedKeys(
-        empty((num_tokens, top_k), torch.int32),
+        empty(shape, torch.int32),
         empty((num_tokens,), torch.int32),
         empty((num_tokens + 1,), torch.int32),
     )
     cos, sin, interleaved = rotation
     args = SelectKeysArgs(
-        q=q.data_ptr(), weights=weights.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(), cache=cache.data_ptr(),
+        q=q.data_ptr(), weights=address(weights), cos=cos.data_ptr(), sin=sin.data_ptr(), cache=cache.data_ptr(),
         block_tables=block_tables.data_ptr(), target_tables=address(tables), context_lens=context_lens.data_ptr(),
         cu_seqlens_q=cu_seqlens_q.data_ptr(), slots=selected.slots.data_ptr(), counts=selected.counts.data_ptr(),
         starts=selected.starts.data_ptr(), num_tokens=num_tokens, num_seqs=len(context_lens), num_heads=num_heads,
@@ -101,7 +134,8 @@ def select_keys(
         num_blocks=cache.shape[0], block_size=cache.shape[1], max_blocks=block_tables.shape[1],
         block_table_stride=block_tables.stride(0),
         target_table_stride=0 if tables is None else tables.stride(0), top_k=top_k, ratio=ratio,
-        dtype=DTYPES[q.dtype], cache_dtype=DTYPES[cache.dtype], is_interleaved=interleaved,
+        num_local=num_local, dtype=DTYPES[q.dtype], cache_dtype=DTYPES[cache.dtype], is_interleaved=interleaved,
+        has_blocks=weights is None,
     )  # fmt: skip
     status = _SELECT_KEYS.run(args)
     if status == BAD_LENGTHS:
@@ -109,9 +143,6 @@ def select_keys(
     if status == BAD_BLOCK_ID:
         raise ValueError(f"block_tables name a block outside the cache of {len(cache)} blocks")
     return selected
-
-
-OPERATIONS = dict.fromkeys((store_index_keys, select_keys), DTYPES)
 
 
 def _is_served(x: Tensor, cache: Tensor) -> bool:

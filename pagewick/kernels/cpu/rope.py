@@ -27,11 +27,11 @@ _NO_NORM = HeadNormArgs(weight=None, bias=None, stride=0, eps=0.0, offset=0.0, i
 def rope_and_store(
     qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout, options: HeadOptions = PLAIN_HEADS
 ) -> Tensor:
-    """reference.rope_and_store into a packed cache.
+    """reference.rope_and_store into a packed cache, or into a plain one without scales.
 
     Raises ValueError for tensors that do not fit together, IndexError for a slot outside the cache.
     """
-    if not (cache.is_packed and is_plain(qkv)):
+    if not ((cache.is_packed or _is_plain_cache(qkv, cache)) and is_plain(qkv)):
         return reference.rope_and_store(qkv, cache, slot_mapping, layout, options)
     num_tokens, (num_heads, num_kv_heads, head_dim) = len(qkv), layout
     _check_qkv(qkv, cache, slot_mapping, layout)
@@ -50,6 +50,7 @@ def rope_and_store(
         angle_stride=angle_stride, num_blocks=cache.num_blocks, block_size=cache.block_size,
         k_scale=cache.constant_scales[0], v_scale=cache.constant_scales[1], dtype=DTYPES[qkv.dtype],
         cache_dtype=CACHE_DTYPES[cache.dtype], is_interleaved=interleaved,
+        is_plain=not cache.is_packed,
     )  # fmt: skip
     if _ROPE_AND_STORE.run(args) == BAD_BLOCK_ID:
         raise IndexError(f"a slot is outside 0 .. {cache.num_blocks * cache.block_size - 1}")
@@ -129,13 +130,19 @@ def _empty_angles(num_tokens: int, num_angles: int) -> tuple[Tensor, Tensor]:
     return empty(shape, torch.float32), empty(shape, torch.float32)
 
 
+def _is_plain_cache(qkv: Tensor, cache: KVCache) -> bool:
+    """Whether a cache that is not packed is one that the library can write to."""
+    dtypes = DTYPES.keys() >= {qkv.dtype, cache.dtype}
+    return dtypes and not cache.is_packed and cache.data.is_cpu and cache.data.is_contiguous() and bool(qkv.numel())
+
+
 def _check_qkv(qkv: Tensor, cache: KVCache, slot_mapping: Tensor, layout: HeadLayout) -> None:
     num_heads, num_kv_heads, head_dim = layout
     width = (num_heads + 2 * num_kv_heads) * head_dim
     if qkv.dtype not in DTYPES or qkv.dim() != 2 or qkv.shape[1] != width or qkv.stride(1) != 1:
         raise ValueError(f"qkv {qkv.dtype} {list(qkv.shape)} must be [T, {width}] of a native dtype, rows in one piece")
-    if not cache.is_packed or cache.dtype not in CACHE_DTYPES or not has_layout(cache.data, cache.scales):
-        raise ValueError("the cache must be packed, contiguous and of a native dtype")
+    if cache.dtype not in CACHE_DTYPES or not has_layout(cache.data, cache.scales):
+        raise ValueError("the cache must be contiguous and of a native dtype")
     if num_kv_heads not in (0, cache.num_kv_heads) or cache.head_dim != head_dim:
         raise ValueError(
             f"a cache of {cache.num_kv_heads} heads of {cache.head_dim} does not fit {num_kv_heads} of {head_dim}"

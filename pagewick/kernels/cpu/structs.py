@@ -27,7 +27,7 @@ def laid_out(struct: type[_Struct]) -> type[_Struct]:
     members = {"__slots__": (), "_fields_": fields, "__module__": __name__}
     return new_class(struct.__name__, (Structure,), exec_body=lambda namespace: namespace.update(members))
 
-ABI_VERSION = 32
+ABI_VERSION = 33
 MAX_STREAMS = 8
 PANEL_ROWS = 64
 
@@ -158,7 +158,8 @@ class SelectKeysArgs(Structure):
     target_tables: Address; context_lens: Address; cu_seqlens_q: Address; slots: Address; counts: Address
     starts: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; dim: Int64; rope_dim: Int64; q_stride: Int64
     angle_stride: Int64; num_blocks: Int64; block_size: Int64; max_blocks: Int64; block_table_stride: Int64
-    target_table_stride: Int64; top_k: Int64; ratio: Int64; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
+    target_table_stride: Int64; top_k: Int64; ratio: Int64; num_local: Int64; dtype: Int32; cache_dtype: Int32
+    is_interleaved: Int32; has_blocks: Int32
 
 @laid_out
 class ArgmaxArgs(Structure):
@@ -296,6 +297,7 @@ class RopeStoreArgs(Structure):
     q_norm: HeadNormArgs; k_norm: HeadNormArgs; v_norm: HeadNormArgs; num_tokens: Int64; num_heads: Int64
     num_kv_heads: Int64; head_dim: Int64; rotary_dim: Int64; qkv_stride: Int64; angle_stride: Int64; num_blocks: Int64
     block_size: Int64; k_scale: Float; v_scale: Float; dtype: Int32; cache_dtype: Int32; is_interleaved: Int32
+    is_plain: Int32
 
 @laid_out
 class RotaryAnglesArgs(Structure):
@@ -340,6 +342,13 @@ class WindowAttentionArgs(Structure):
     block_size: Int64; max_blocks: Int64; block_table_stride: Int64; num_entry_blocks: Int64; entry_block_size: Int64
     max_entry_blocks: Int64; entry_table_stride: Int64; softmax_scale: Float; dtype: Int32; cache_dtype: Int32
 
+@laid_out
+class BlockAttentionArgs(Structure):
+    q: Address; cache: Address; block_tables: Address; context_lens: Address; cu_seqlens_q: Address; slots: Address
+    counts: Address; out: Address; num_tokens: Int64; num_seqs: Int64; num_heads: Int64; num_kv_heads: Int64
+    num_selections: Int64; dim: Int64; ratio: Int64; top_k: Int64; num_blocks: Int64; block_size: Int64
+    max_blocks: Int64; block_table_stride: Int64; softmax_scale: Float; dtype: Int32; cache_dtype: Int32
+
 # The argument struct of each operation.
 OPERATIONS: dict[str, type[Structure]] = {
     "rms_norm": NormArgs, "layer_norm": NormArgs, "linear": LinearArgs, "pack_rows": PackArgs,
@@ -358,5 +367,5 @@ OPERATIONS: dict[str, type[Structure]] = {
     "correct_streams": StreamsArgs, "match_magnitude": MagnitudeArgs, "stream_weights": StreamWeightsArgs,
     "collapse_streams": CollapseStreamsArgs, "expand_streams": ExpandStreamsArgs, "root_logits": RootLogitsArgs,
     "rotate_heads": RotateHeadsArgs, "widen": WidenArgs, "compress_rows": CompressRowsArgs,
-    "window_attention": WindowAttentionArgs
+    "window_attention": WindowAttentionArgs, "block_attention": BlockAttentionArgs
 }

@@ -19,10 +19,11 @@ _logger = get_logger(__name__)
 # Operations whose results depend on no order of additions, or whose definition takes one token after the other, so that
 # PyTorch may compute them in any batch. An image is attended (full_attention) without anything else of its batch.
 _EXACT = frozenset({
-    "activation", "argmax_rows", "channel_scan", "collapse_streams", "compress_rows", "edit_tokens", "expand_streams",
-    "full_attention", "gated_activation", "gated_delta_net", "gather_blocks", "gather_quantized_rows", "limit",
-    "mask_rows", "philox_uniform", "root_logits", "rotate_heads", "scale", "scatter_blocks", "selective_scan",
-    "short_convolution", "sigmoid_gate", "soft_cap", "store_index_keys", "stream_weights", "window_attention",
+    "activation", "argmax_rows", "block_attention", "channel_scan", "collapse_streams", "compress_rows",
+    "edit_tokens", "expand_streams", "full_attention", "gated_activation", "gated_delta_net", "gather_blocks",
+    "gather_quantized_rows", "limit", "mask_rows", "philox_uniform", "root_logits", "rotate_heads", "scale",
+    "scatter_blocks", "select_blocks", "selective_scan", "short_convolution", "sigmoid_gate", "soft_cap",
+    "store_index_keys", "stream_weights", "window_attention",
 })  # fmt: skip
 
 

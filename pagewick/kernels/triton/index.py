@@ -76,13 +76,13 @@ def turn_index_rows(
 
 
 @triton.jit
-def _first_of(cu_seqlens_q, seq, first_token, num_tokens):
+def first_of(cu_seqlens_q, seq, first_token, num_tokens):
     """Return where a sequence begins among num_tokens tokens from first_token on: 0 to num_tokens."""
     return tl.minimum(tl.maximum(tl.load(cu_seqlens_q + seq) - first_token, 0), num_tokens)
 
 
 @triton.jit
-def _sequence_of(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS: tl.constexpr):
+def sequence_of_tile(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS: tl.constexpr):
     """Return the sequence of a tile: the last one whose first tile does not come after it.
 
     The tiles of sequence b, which begins with token t of num_tokens, are those from t // TOKENS + b on: at most one
@@ -91,7 +91,7 @@ def _sequence_of(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS: 
     seq, behind = 0, num_seqs
     while behind - seq > 1:
         middle = (seq + behind) // 2
-        first_tile = _first_of(cu_seqlens_q, middle, first_token, num_tokens) // TOKENS + middle
+        first_tile = first_of(cu_seqlens_q, middle, first_token, num_tokens) // TOKENS + middle
         seq = tl.where(first_tile <= tile, middle, seq)
         behind = tl.where(first_tile <= tile, behind, middle)
     return seq
@@ -117,10 +117,10 @@ def score_keys(
     than top_k keys, one for `ratio` tokens, gets as many as it sees.
     """
     tile, first_key = tl.program_id(0), tl.program_id(1) * BLOCK_N
-    seq = _sequence_of(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS)
-    begin = _first_of(cu_seqlens_q, seq, first_token, num_tokens)
+    seq = sequence_of_tile(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS)
+    begin = first_of(cu_seqlens_q, seq, first_token, num_tokens)
     start = begin + (tile - (begin // TOKENS + seq)) * TOKENS
-    end = tl.minimum(start + TOKENS, _first_of(cu_seqlens_q, seq + 1, first_token, num_tokens))
+    end = tl.minimum(start + TOKENS, first_of(cu_seqlens_q, seq + 1, first_token, num_tokens))
     # A token's position is its number and this.
     shift = tl.load(context_lens + seq) - tl.load(cu_seqlens_q + seq + 1) + first_token
     start = tl.maximum(start, (tl.maximum(first_key, top_k) + 1) * ratio - 1 - shift)
@@ -318,6 +318,11 @@ def _is_turned(x: Tensor, dtype: torch.dtype, rotation: Rotation, *, has_slots: 
     """Whether there is a variant that rotates rows [..., I]."""
     is_dense = x.stride(-1) == 1 and all(stride % 16 == 0 for stride in x.stride()[:-1])
     return is_dense and (x.dtype, dtype, x.shape[-1], has_slots) in _TURN and 2 * rotation.cos.shape[-1] <= x.shape[-1]
+
+
+def can_read(q: Tensor, cache: Tensor, rotation: Rotation) -> bool:
+    """Whether there is a variant that rotates queries for a cache, and the cache is one that scores are made from."""
+    return _is_turned(q, cache.dtype, rotation) and _is_dense(cache) and cache.shape[1].bit_count() == 1
 
 
 def _is_dense(cache: Tensor) -> bool:

@@ -52,6 +52,7 @@ SHAPES: dict[str, Callable[..., Shapes]] = {
     "add_rms_norm": _twice,
     "argmax_allowed": lambda x, masks: [(x.shape[:1], _I64), (x.shape[:1], _F32), (x.shape[:1], _F32)],
     "argmax_rows": lambda x: [(x.shape[:1], _I64), (x.shape[:1], _F32)],
+    "block_attention": _like,
     "channel_scan": _like,
     "collapse_streams": lambda streams, weights: [((len(streams), streams.shape[2]), streams.dtype)],
     "combine": lambda y, weights, *shared: [((len(weights), y.shape[1]), y.dtype)],
@@ -87,6 +88,9 @@ SHAPES: dict[str, Callable[..., Shapes]] = {
     "sample_tokens": lambda x, *options: [(x.shape[:1], _I64)],
     "scale": _like,
     "scatter_blocks": _nothing,
+    "select_blocks": lambda q, *more, choice, **options: [
+        (shape, _I32) for shape in ((*q.shape[:2], choice.top_k), (len(q),), (len(q) + 1,))
+    ],
     "select_keys": lambda q, *more, top_k, **options: [
         (shape, _I32) for shape in ((len(q), top_k), (len(q),), (len(q) + 1,))
     ],
@@ -101,4 +105,8 @@ SHAPES: dict[str, Callable[..., Shapes]] = {
 }
 
 # Results that are more than a tuple.
-RESULTS: dict[str, Callable[..., Any]] = {"select_keys": SelectedKeys, "stream_weights": StreamWeights}
+RESULTS: dict[str, Callable[..., Any]] = {
+    "select_blocks": SelectedKeys,
+    "select_keys": SelectedKeys,
+    "stream_weights": StreamWeights,
+}

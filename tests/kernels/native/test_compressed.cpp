@@ -44,13 +44,19 @@ class Places {
     return tables_[0][seq * max_blocks_ + position / c_.block_size] * c_.block_size + position % c_.block_size;
   }
 
-  // Fills what both structs of arguments have.
+  // Fills what all structs of arguments have.
   template <class Args>
-  void fill(Args& args) const {
+  void fill_blocks(Args& args) const {
     args.block_tables = tables_[0].data(), args.context_lens = context_lens_.data();
     args.cu_seqlens_q = cu_seqlens_.data(), args.num_tokens = num_tokens(), args.num_seqs = num_seqs();
     args.dim = c_.dim, args.ratio = c_.ratio, args.num_blocks = num_blocks_, args.block_size = c_.block_size;
-    args.max_blocks = max_blocks_, args.block_table_stride = max_blocks_, args.num_entry_blocks = num_blocks_;
+    args.max_blocks = max_blocks_, args.block_table_stride = max_blocks_;
+  }
+  // The same, and what args have of entries.
+  template <class Args>
+  void fill(Args& args) const {
+    fill_blocks(args);
+    args.num_entry_blocks = num_blocks_;
     args.entry_block_size = c_.block_size / c_.ratio;
   }
 
@@ -142,6 +148,80 @@ void test_attention(const Case& c, DType dtype, DType cache_dtype) {
   require(status_of("window_attention", wrong) == pagewick::kBadBlockId, "an entry outside the cache");
   wrong = args, wrong.max_entry_blocks = 0, wrong.top_k = -1;
   require(status_of("window_attention", wrong) == pagewick::kBadLengths, "more entries than there is room for");
+}
+
+// Attention of two query heads to each of two KV heads, which see blocks of their own.
+void test_blocks(const Case& c, DType dtype, DType cache_dtype) {
+  constexpr int64_t kKvHeads = 2, kHeads = 4;
+  begin_case("block_attention %s over %s, heads of %d, %d best blocks of %d", name_of(dtype), name_of(cache_dtype),
+             static_cast<int>(c.dim), static_cast<int>(c.top_k), static_cast<int>(c.ratio));
+  const Places places(c);
+  const int64_t row = kHeads * c.dim, num_tokens = places.num_tokens();
+  const Tensor q = Tensor::random(dtype, num_tokens * row);
+  const Tensor cache = Tensor::random(cache_dtype, places.num_slots() * 2 * kKvHeads * c.dim);
+  Array<int32_t> slots(num_tokens * kKvHeads * c.top_k), counts(num_tokens);
+  places.for_tokens([&](int64_t seq, int64_t token) {
+    const int64_t complete = (places.position(seq, token) + 1) / c.ratio;
+    counts[token] = static_cast<int32_t>(std::min(complete, c.top_k));
+    // The first head sees the first blocks, the second one the last.
+    for (int64_t i = 0; i < kKvHeads * c.top_k; ++i) slots[token * kKvHeads * c.top_k + i] = 1 << 30;
+    for (int64_t i = 0; i < counts[token]; ++i) {
+      slots[token * kKvHeads * c.top_k + i] = static_cast<int32_t>(i);
+      slots[(token * kKvHeads + 1) * c.top_k + i] = static_cast<int32_t>(complete - counts[token] + i);
+    }
+  });
+  pagewick::BlockAttentionArgs args = {};
+  places.fill_blocks(args);
+  args.q = q.data(), args.cache = cache.data(), args.slots = slots.data(), args.counts = counts.data();
+  args.num_heads = kHeads, args.num_kv_heads = args.num_selections = kKvHeads, args.top_k = c.top_k;
+  args.softmax_scale = kScale, args.dtype = dtype, args.cache_dtype = cache_dtype;
+  const Tensor out = tensor_on_all_threads([&] {
+    Tensor result(dtype, num_tokens * row);
+    args.out = result.data();
+    run("block_attention", args);
+    return result;
+  });
+  const bool is_rounded = cache_dtype == DType::kBFloat16;
+  places.for_tokens([&](int64_t seq, int64_t token) {
+    const int64_t position = places.position(seq, token), complete = (position + 1) / c.ratio;
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const int64_t kv_head = head / (kHeads / kKvHeads);
+      std::vector<double> sums(c.dim), magnitudes(c.dim);
+      double weights = 0;
+      const auto add = [&](int64_t key) {
+        const int64_t slot = places.slot(seq, key), block = slot / c.block_size, offset = slot % c.block_size;
+        const int64_t k = ((block * 2 * kKvHeads + kv_head) * c.block_size + offset) * c.dim;
+        const int64_t v = k + kKvHeads * c.block_size * c.dim;
+        double score = 0;
+        for (int64_t d = 0; d < c.dim; ++d) {
+          const double number = q[token * row + head * c.dim + d];
+          score += (is_rounded ? rounded(DType::kBFloat16, number) : number) * cache[k + d];
+        }
+        const double weight = std::exp(score * double{kScale});
+        weights += weight;
+        for (int64_t d = 0; d < c.dim; ++d) {
+          sums[d] += weight * cache[v + d];
+          magnitudes[d] += weight * std::abs(cache[v + d]);
+        }
+      };
+      for (int64_t i = 0; i < counts[token]; ++i)
+        for (int64_t n = 0; n < c.ratio; ++n)
+          add(slots[(token * kKvHeads + kv_head) * c.top_k + i] * c.ratio + n);
+      for (int64_t key = complete * c.ratio; key <= position; ++key) add(key);
+      const double relative = is_rounded ? 0x1p-8 : 1e-5;
+      for (int64_t d = 0; d < c.dim; ++d)
+        require_near(out, token * row + head * c.dim + d, sums[d] / weights, relative * magnitudes[d] / weights, "output");
+    }
+  });
+  const Tensor unused(dtype, num_tokens * row);
+  args.out = unused.data();
+  pagewick::BlockAttentionArgs wrong = args;
+  wrong.num_tokens -= 1;
+  require(status_of("block_attention", wrong) == pagewick::kBadLengths, "fewer tokens than cu_seqlens_q says");
+  wrong = args, wrong.num_blocks = 0;
+  require(status_of("block_attention", wrong) == pagewick::kBadBlockId, "a block outside the cache");
+  wrong = args, wrong.top_k = -1;
+  require(status_of("block_attention", wrong) == pagewick::kBadLengths, "more blocks than were selected");
 }
 
 class Compressed {
@@ -259,6 +339,16 @@ void test_window() {
     for (const DType cache_dtype : kDTypes)
       for (const DType dtype : kDTypes)
         if (dtype == cache_dtype || c.num_heads == 2) test_attention(c, dtype, cache_dtype);
+  // The first case has a sequence without new tokens, the second one blocks that end inside of those of the cache.
+  const Case selections[] = {
+      {{1, 0, 3}, {9, 0, 65}, 4, 18, 8, 4, 1, 5},
+      {{5, 1}, {30, 301}, 4, 34, 6, 5, 1, 3},
+      {{1}, {1200}, 4, 72, 32, 64, 1, 9},
+  };
+  for (const Case& c : selections)
+    for (const DType cache_dtype : kDTypes)
+      for (const DType dtype : kDTypes)
+        if (dtype == cache_dtype || c.ratio == 4) test_blocks(c, dtype, cache_dtype);
 }
 
 void test_compressed() {

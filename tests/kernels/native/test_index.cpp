@@ -168,9 +168,11 @@ class Batch {
             max_blocks(),
             c_.top_k,
             1,
+            0,
             q_.dtype(),
             cache_.dtype(),
-            c_.is_interleaved};
+            c_.is_interleaved,
+            0};
   }
 
   // The score of each key that a token sees, and the sum of the magnitudes of its terms.
@@ -250,13 +252,13 @@ void test_order() {
   run("select_keys", pagewick::SelectKeysArgs{
                          q.data(), weights.data(), cos.data(), sin.data(), cache.data(), table.data(), table.data(),
                          lens.data(), ends.data(), slots.data(), counts.data(), starts.data(), 1, 1, 1, 2, 2, 2, 1,
-                         kKeys, 1, kKeys, kKeys, kKeys, kTopK, 1, DType::kFloat32, DType::kFloat32, 0});
+                         kKeys, 1, kKeys, kKeys, kKeys, kTopK, 1, 0, DType::kFloat32, DType::kFloat32, 0, 0});
   for (int64_t i = 0; i < kTopK; ++i) require(slots[i] == 2 * i + 1, "the four 2s");
   cache.set(2 * 7, 1.0);
   run("select_keys", pagewick::SelectKeysArgs{
                          q.data(), weights.data(), cos.data(), sin.data(), cache.data(), table.data(), table.data(),
                          lens.data(), ends.data(), slots.data(), counts.data(), starts.data(), 1, 1, 1, 2, 2, 2, 1,
-                         kKeys, 1, kKeys, kKeys, kKeys, kTopK, 1, DType::kFloat32, DType::kFloat32, 0});
+                         kKeys, 1, kKeys, kKeys, kKeys, kTopK, 1, 0, DType::kFloat32, DType::kFloat32, 0, 0});
   require(slots[0] == 0 && slots[1] == 1 && slots[2] == 3 && slots[3] == 5, "the first 1, and the three 2s");
 }
 

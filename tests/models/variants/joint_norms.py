@@ -62,7 +62,7 @@ VARIANTS = {
             "projector_hidden_size": 40, "image_token_index": 193, "video_token_index": 194,
             "tie_word_embeddings": False,
         },
-        is_loose=True, patch=_with_bounded_products, foreign="promote_types",
+        is_loose=True, patch=_with_bounded_products,
     ),
     "olmo": Variant("Olmo", {**NO_HEAD_DIM, "num_key_value_heads": 6, "tie_word_embeddings": True}),
     "olmo-0424": Variant(

@@ -29,7 +29,7 @@ struct StoreIndexArgs {
 
 struct SelectKeysArgs {
   const void* q;         // [T, H, I], tokens q_stride elements apart
-  const float* weights;  // [T, H]
+  const float* weights;  // [T, H]; unused with has_blocks
   const float* cos;      // as in StoreIndexArgs
   const float* sin;
   const void* cache;
@@ -37,7 +37,7 @@ struct SelectKeysArgs {
   const int32_t* target_tables;  // the same of the cache whose slots are wanted; null: slots are numbers of keys
   const int32_t* context_lens;   // [B]
   const int32_t* cu_seqlens_q;   // [B + 1]
-  int32_t* slots;                // [T, top_k]
+  int32_t* slots;                // [T, top_k]; with has_blocks [T, H, top_k]
   int32_t* counts;               // [T]
   int32_t* starts;               // [T + 1]
   int64_t num_tokens;
@@ -53,10 +53,16 @@ struct SelectKeysArgs {
   int64_t block_table_stride;
   int64_t target_table_stride;
   int64_t top_k;
-  int64_t ratio;  // tokens for which there is one key: a token sees those whose last token it is, or that end before it
+  // Tokens for which there is one key, or, with has_blocks, tokens of a block: a token sees those whose last token it is,
+  // or that end before it.
+  int64_t ratio;
+  int64_t num_local;  // with has_blocks: the last blocks that are chosen in any case, an incomplete one included
   DType dtype;  // of q
   DType cache_dtype;
   int32_t is_interleaved;
+  // Each head chooses by itself, among complete blocks of keys, by the best product with a key of a block. An incomplete
+  // block at the token counts among the top_k, and is not written.
+  int32_t has_blocks;
 };
 
 // Successive tokens of a sequence, and some of the keys that they score.
@@ -64,15 +70,15 @@ struct IndexUnit {
   int64_t seq;
   int64_t first_token;  // in the batch
   int64_t num_tokens;
-  int64_t first_key;  // a multiple of kTileKeys
+  int64_t first_key;  // with has_blocks, a multiple of ratio
   int64_t end_key;
 };
 
 struct IndexKernels {
   // Stores tokens [first_token, end_token) of args. Their slots are inside the cache.
   void (*store)(const StoreIndexArgs& args, int64_t first_token, int64_t end_token);
-  // Writes the score of key i for token t of the unit to scores[t * stride + i]. Returns false if a block id is outside
-  // the cache.
+  // Writes the score of key i for token t of the unit to scores[t * stride + i], or that of block i for its head h to
+  // scores[(t * H + h) * stride + i]. Returns false if a block id is outside the cache.
   bool (*score)(const SelectKeysArgs& args, const IndexUnit& unit, float* scores, int64_t stride);
 };
 

@@ -41,13 +41,21 @@ class UnitKernel {
 
   // False if a block id is outside the cache.
   bool score(float* scores, int64_t stride) {
+    if (args_.has_blocks)
+      for (int64_t row = 0; row < num_rows_; ++row)
+        for (int64_t block = unit_.first_key / args_.ratio; block < unit_.end_key / args_.ratio; ++block)
+          scores[row * stride + block] = -kInfinity;
     for (int64_t key = unit_.first_key; key < unit_.end_key; key += kPiece) {
       const int64_t count = minimum(kPiece, unit_.end_key - key);
       if (!gather(key, count)) return false;
       pack_keys(rows_, key_dim_, keys_);
       multiplier_.multiply(q_, key_dim_, num_rows_, keys_, kPiece * kStep<T>, key_dim_, kPiece, products_, kPiece,
                            false);
-      for (int64_t token = 0; token < unit_.num_tokens; ++token) add_heads(token, count, scores + token * stride + key);
+      if (args_.has_blocks)
+        for (int64_t row = 0; row < num_rows_; ++row) raise_blocks(row, key, count, scores + row * stride);
+      else
+        for (int64_t token = 0; token < unit_.num_tokens; ++token)
+          add_heads(token, count, scores + token * stride + key);
     }
     return true;
   }
@@ -97,6 +105,21 @@ class UnitKernel {
         sum = madd(set1(weights[head]), max(zero(), load(products + head * kPiece + i)), sum);
       store_count(scores + i, sum, number());
     });
+  }
+
+  // Raises the scores of blocks to the products of a row with `count` keys from `first` on. NaN counts as the least.
+  void raise_blocks(int64_t row, int64_t first, int64_t count, float* scores) const {
+    const float* const products = products_ + row * kPiece;
+    for (int64_t begin = 0, end; begin < count; begin = end) {
+      const int64_t block = (first + begin) / args_.ratio;
+      end = minimum(count, (block + 1) * args_.ratio - first);
+      Vec highest = set1(scores[block]);
+      int64_t i = begin;
+      for (; i + kLanes <= end; i += kLanes) highest = max(load(products + i), highest);
+      float score = hmax(highest);
+      for (; i < end; ++i) score = products[i] > score ? products[i] : score;
+      scores[block] = score;
+    }
   }
 
   const SelectKeysArgs& args_;

@@ -4,6 +4,7 @@
 // and for numbers of 8 or 4 bits, and of 1 for fp32 and fp16 (panel.h says why), a head of a block is
 //   keys    [dim / step][block_size][step]   the right-hand side of queries x keys
 //   values  [block_size / step][dim][step]   the right-hand side of probabilities x values
+// A plain cache is [num_blocks, 2, KVH, block_size, head size]: keys and values in rows, without padding.
 // block_size is a multiple of the step. Two numbers of 4 bits, those of a step, are one element of the cache, a byte.
 // A block of numbers of 8 or 4 bits ends with their scales, fp32 [2, KVH, block_size], and is a multiple of 16 bytes. In the same way a block of latents ends with fp32 [block_size, 2]: the scale of each
 // latent, and that of the rotated key.
@@ -35,18 +36,20 @@ inline int64_t scaled_block_bytes(int64_t num_bytes, int64_t num_scales) {
 struct KvLayout {
   int64_t num_kv_heads;
   int64_t block_size;
-  int64_t dim;   // padded_dim(head_dim)
+  int64_t dim;   // padded_dim(head_dim); of a plain cache, head_dim
   int64_t step;  // 2 or 1
   int64_t row_elements;  // of a key or a value
   int64_t block_elements;
+  bool is_plain;
 
-  KvLayout(DType dtype, int64_t kv_heads, int64_t head_dim, int64_t keys_per_block)
+  KvLayout(DType dtype, int64_t kv_heads, int64_t head_dim, int64_t keys_per_block, bool plain = false)
       : num_kv_heads(kv_heads),
         block_size(keys_per_block),
-        dim(padded_dim(head_dim)),
-        step(dtype == DType::kBFloat16 || has_scales(dtype) ? 2 : 1),
+        dim(plain ? head_dim : padded_dim(head_dim)),
+        step(!plain && (dtype == DType::kBFloat16 || has_scales(dtype)) ? 2 : 1),
         row_elements(dtype == DType::kInt4 ? dim / 2 : dim),
-        block_elements(2 * kv_heads * head_elements()) {
+        block_elements(2 * kv_heads * head_elements()),
+        is_plain(plain) {
     if (has_scales(dtype)) block_elements = scaled_block_bytes(block_elements, 2 * kv_heads * block_size);
   }
 
@@ -96,6 +99,10 @@ struct LatentLayout {
 // Writes the key `row` [dim], 0 beyond the head size, as number `offset` of the `keys` of a block and head.
 template <class T>
 inline void put_key(const KvLayout& layout, const T* row, int64_t offset, T* keys) {
+  if (layout.is_plain) {
+    std::memcpy(keys + offset * layout.dim, row, layout.dim * sizeof(T));
+    return;
+  }
   if (layout.step == 1) {
     for (int64_t d = 0; d < layout.dim; ++d) keys[d * layout.block_size + offset] = row[d];
     return;

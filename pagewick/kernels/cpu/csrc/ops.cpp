@@ -216,6 +216,7 @@ const Operation kOperations[] = {
     PW_OPERATION(widen, WidenArgs),
     PW_OPERATION(compress_rows, CompressRowsArgs),
     PW_OPERATION(window_attention, WindowAttentionArgs),
+    PW_OPERATION(block_attention, BlockAttentionArgs),
 };
 constexpr int32_t kNumOperations = sizeof(kOperations) / sizeof(kOperations[0]);
 

@@ -44,6 +44,7 @@ struct RopeStoreArgs {
   DType dtype;
   DType cache_dtype;
   int32_t is_interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
+  int32_t is_plain;        // the cache is; it has no scales
 };
 
 // cos and sin of the float32 product of position and frequency, rounded to float32, then multiplied by `scale`.

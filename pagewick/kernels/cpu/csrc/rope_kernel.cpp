@@ -103,7 +103,7 @@ struct Storing {
 
   // store_keys and store_values return how many tokens they have stored, from `token` on. head: the head of `token`.
   int64_t store_keys(const T* head, int64_t kv_head, int64_t token, int64_t end_token) const {
-    const int64_t count = kHasWords && is_run(args, token, end_token, kLanes) ? kLanes : 1;
+    const int64_t count = kHasWords && !layout.is_plain && is_run(args, token, end_token, kLanes) ? kLanes : 1;
     const int64_t slot = args.slot_mapping[token], offset = slot % args.block_size;
     if (slot < 0) return 1;
     for (int64_t n = 0; n < count; ++n) {
@@ -120,7 +120,8 @@ struct Storing {
   int64_t store_values(const T* head, int64_t kv_head, int64_t token, int64_t end_token) const {
     const int64_t slot = args.slot_mapping[token], offset = slot % args.block_size;
     if (slot < 0) return 1;
-    const bool is_pair = kIsSame<C, BFloat16> && offset % 2 == 0 && is_run(args, token, end_token, 2);
+    const bool is_pair =
+        kIsSame<C, BFloat16> && !layout.is_plain && offset % 2 == 0 && is_run(args, token, end_token, 2);
     C* const target = static_cast<C*>(args.cache) + layout.values_of(slot / args.block_size, kv_head);
     const int64_t scales = layout.value_scales_of(slot / args.block_size, kv_head) + offset * kScaleBytes;
     for (int64_t n = 0; n < 1 + is_pair; ++n) {
@@ -161,8 +162,8 @@ struct Storing {
 
 template <class T, class C>
 void turn_and_store(const RopeStoreArgs& args, int64_t first_token, int64_t end_token) {
-  const KvLayout layout(args.cache_dtype, args.num_kv_heads, args.head_dim, args.block_size);
-  const int64_t row_bytes = layout.dim * static_cast<int64_t>(sizeof(float)), rows_bytes = kLanes * row_bytes;
+  const KvLayout layout(args.cache_dtype, args.num_kv_heads, args.head_dim, args.block_size, args.is_plain);
+  const int64_t row_bytes = padded_dim(args.head_dim) * static_cast<int64_t>(sizeof(float)), rows_bytes = kLanes * row_bytes;
   char* const scratch = static_cast<char*>(thread_scratch(Scratch::kKernel, row_bytes + rows_bytes + sizeof(Vec)));
   float* const row = reinterpret_cast<float*>(scratch);
   C* const rows = reinterpret_cast<C*>(scratch + row_bytes);
