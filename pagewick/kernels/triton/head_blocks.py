@@ -30,7 +30,7 @@ from pagewick.kernels.triton.variant import TYPE_NAMES, Variant
 # Tokens of a block in MiniMax-M3; the other number is small enough for tests in the interpreter.
 SIZES = (16, 128)
 # Room for the blocks of a sequence: the first that suffices is taken.
-ROOMS = (64, 1024, 16384)
+ROOMS = (64, 1024, 8192)
 # Room for heads in a tile.
 HEADS = 16
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -141,7 +141,7 @@ _CHOOSE = {
         f"choose blocks {room}", choose_blocks,
         {"scores": "*fp32", **dict.fromkeys(("context_lens", "cu_seqlens_q", "slots", "counts"), "*i32"),
          **dict.fromkeys(_OF_CHOICE, "i32")},
-        {"ROOM": room}, num_warps=max(1, min(16, room // 256)), in_sample=room == ROOMS[1],
+        {"ROOM": room}, num_warps=max(1, min(8, room // 256)), in_sample=room == ROOMS[1],
     )
     for room in ROOMS
 }  # fmt: skip
