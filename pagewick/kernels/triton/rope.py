@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagewick.kernels import reference
-from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.kv_cache import INT4, KVCache
 from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions
 from pagewick.kernels.triton.cache_numbers import FORMATS, quantize_rows
 from pagewick.kernels.triton.fallback import by_definition
@@ -246,7 +246,9 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
     """Whether a variant serves heads [T, heads, D]; queries and keys are both normed first, or both last."""
-    if cache.is_packed or cache.data.stride(-1) != 1 or heads.dtype not in _DTYPES or heads.stride(-1) != 1:
+    if cache.is_packed or cache.dtype == INT4 or cache.data.stride(-1) != 1:
+        return False
+    if heads.dtype not in _DTYPES or heads.stride(-1) != 1:
         return False
     norms = [norm for norm in (options.q_norm, options.k_norm, options.v_norm) if norm is not None]
     are_known = all(norm.weight.dtype == heads.dtype for norm in norms)
