@@ -1,7 +1,7 @@
 """BLIP (arXiv:2201.12086), of the kind that writes captions: BERT as a decoder, whose layers attend to an image, too.
 
 An image is the first tokens of a sequence, one for each row of its encoder, and the text follows; its positions count
-from 0 (decision 73).
+from 0 (decision 70).
 """
 
 from __future__ import annotations
