@@ -34,4 +34,8 @@ def test_weights_and_cache(name: str) -> None:
         for group in plan.cache_groups(config, cache_dtype="float32", num_ranks=num_ranks):
             ours[group.spec] += group.num_layers
         for model in models:
-            assert {without_layout(group.spec): len(group.layers) for group in cache_groups(model)} == ours
+            found = Counter[CacheSpec]()
+            # Groups may differ in their layout alone.
+            for own in cache_groups(model):
+                found[without_layout(own.spec)] += len(own.layers)
+            assert found == ours
