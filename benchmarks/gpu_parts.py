@@ -268,7 +268,7 @@ def _items(run: Callable[..., Figures], **choices: Sequence[str]) -> dict[str, I
 PARTS: Final[Mapping[str, Mapping[str, Item]]] = {
     "kernels": _items(kernels, shape=tuple(SHAPES), form=tuple(FORMATS)),
     "responses": _items(responses, mode=tuple(MODES)),
-    "agreement": _items(agreement, kv_cache_dtype=("auto", "int8", "fp8_e4m3")),
+    "agreement": _items(agreement, kv_cache_dtype=("auto", "int8", "fp8_e4m3", "int4")),
     "decode-small": _items(decode, shape=("Qwen3-0.6B",), form=tuple(FORMATS)),
     "decode-8b": _items(decode, shape=("Llama-3.1-8B",), form=tuple(FORMATS)),
     "prompts": {

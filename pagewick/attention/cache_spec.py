@@ -246,14 +246,6 @@ def can_keep(kept: Kept, cache_dtype: str) -> bool:
     return cache_dtype != "int4" or (isinstance(kept, KeptHeads) and kept.head_dim % _LEAST_ROTATION == 0)
 
 
-def check_device(cache_dtype: str, device: str) -> None:
-    """Raise ConfigError if no kernels serve a dtype on a kind of device, such as "cuda"."""
-    if cache_dtype == "int4" and device == "cuda":
-        raise ConfigError(
-            "--kv-cache-dtype int4 is for CPUs: there are no kernels for GPUs yet; give int8 or fp8, or leave it out"
-        )
-
-
 def native_spec(kept: Kept, block_size: int, cache_dtype: str, *, layout: str = "") -> CacheSpec:
     """Return the spec of NativeBackend's blocks. cache_dtype: a name in CACHE_DTYPES.
 

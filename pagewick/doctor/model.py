@@ -262,8 +262,6 @@ def _advice(
     if plan.fitting_context >= BLOCK_SIZE:
         ways.append(f"--max-model-len {plan.fitting_context}")
         for dtype, part in (("int8", "half"), ("int4", "about a quarter")):
-            if (plan.device.kind, dtype) == ("cuda", "int4"):
-                continue
             if plan.kv_cache_dtype not in ("int4", dtype) and dtype in cache_dtypes(model):
                 wishes = replace(plan.wishes, kv_cache_dtype=dtype)
                 if not make_plan(model, lambda size: weights_of(size).total, plan.device, wishes).missing:

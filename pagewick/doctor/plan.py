@@ -25,7 +25,6 @@ from pagewick.attention.cache_spec import (
     KeptLatents,
     KeptState,
     can_keep,
-    check_device,
     native_spec,
     state_spec,
 )
@@ -239,10 +238,11 @@ def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes:
     model.check_ranks(size)
     EngineConfig(max_model_len=wishes.max_model_len).check_max_model_len(model.longest_context)
     dtype = wishes.dtype or model.dtype
-    check_device(kv_dtype := wishes.kv_cache_dtype or dtype, device.kind)
+    kv_dtype = wishes.kv_cache_dtype or dtype
     # On a CPU, all ranks share one memory.
     num_here = 1 if device.kind == "cuda" else size
-    weights, runtime = weights_of(size) * num_here, RUNTIME_BYTES[device.kind] * num_here
+    weights = weights_of(size) * num_here
+    runtime = RUNTIME_BYTES[device.kind] * num_here
     activations = _activations(model, device.kind, dtype, wishes) * num_here
     reserve = max(RESERVED_BYTES, int(device.total * RESERVED_SHARE)) if device.kind == "cpu" else 0
     groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=size)

@@ -17,7 +17,6 @@ from torch import nn
 
 from pagewick import kernels, openmp
 from pagewick.attention.backend import AttentionBackend
-from pagewick.attention.cache_spec import check_device
 from pagewick.attention.native import choose_backend
 from pagewick.attention.packages import choose_named, usual_block_size
 from pagewick.config import EngineConfig
@@ -211,7 +210,6 @@ def _require_batch_invariance(device: torch.device, collectives: Collectives) ->
 
 def _attention_backend(config: EngineConfig, device: torch.device, block_size: int) -> AttentionBackend:
     """Return the backend that the resolved config names. Raises ConfigError if it cannot be used."""
-    check_device(config.kv_cache_dtype, device.type)
     if (name := config.attention_backend) == "auto":
         return choose_backend(device, config.kv_cache_dtype, block_size)
     return choose_named(name, device, getattr(torch, config.dtype), config.kv_cache_dtype, block_size)

@@ -10,9 +10,8 @@ for numbers of 8 or 4 bits, else 1.
 Numbers of 8 or 4 bits have a scale for each key and each value, float32 [num_blocks, 2, KVH, block_size], which lies at
 the end of its block; latents have two scales (latent_cache). reference_kv.py defines them.
 
-A byte, uint8, has two numbers of 4 bits, the first of them in its low half: in the plain layout, which is [num_blocks,
-2, KVH, block_size, D / 2], numbers d and d + D / 2 of a vector; in the packed layout the s = 2 numbers that are beside
-each other.
+A byte, uint8, has two numbers of 4 bits that are beside each other, the first of them in its low half: two of a vector
+in the plain layout, which is [num_blocks, 2, KVH, block_size, D / 2], and the s = 2 numbers in the packed one.
 """
 
 from __future__ import annotations

@@ -73,13 +73,13 @@ def rotate_vectors(vectors: Tensor) -> Tensor:
 
 def pack_pairs(numbers: Tensor) -> Tensor:
     """Return whole numbers [..., D] from -8 to 7 two in a byte, uint8 [..., D / 2], as a plain cache has them."""
-    low, high = (numbers.to(torch.int32) & 15).chunk(2, dim=-1)
+    low, high = (numbers.to(torch.int32) & 15).view(*numbers.shape[:-1], -1, 2).unbind(-1)
     return (low | high << 4).to(torch.uint8)
 
 
 def unpack_pairs(pairs: Tensor) -> Tensor:
     """Return the numbers of pack_pairs in float32."""
-    numbers = torch.cat((pairs & 15, pairs >> 4), dim=-1).to(torch.float32)
+    numbers = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2).to(torch.float32)
     return numbers - 16.0 * (numbers > 7)
 
 

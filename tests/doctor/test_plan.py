@@ -258,15 +258,6 @@ def test_a_context_longer_than_the_models() -> None:
         make_plan(LLAMA, WEIGHTS, GPU, Wishes(max_model_len=131073))
 
 
-def test_numbers_of_4_bits_are_for_cpus() -> None:
-    model = read_config(PUBLISHED["Qwen3-0.6B"])
-    for kind in ("cpu", "mps"):
-        wishes = Wishes(kv_cache_dtype="int4", max_model_len=4096)
-        assert not make_plan(model, lambda size: 2**30, Device(kind, 2**34, 2**34), wishes).missing
-    with pytest.raises(ConfigError, match="--kv-cache-dtype int4 is for CPUs: there are no kernels for GPUs yet"):
-        make_plan(model, lambda size: 2**30, Device("cuda", 2**34, 2**34), wishes)
-
-
 def test_a_cache_of_selected_tokens_has_no_dtype_with_scales() -> None:
     assert plan_module.cache_dtypes(read_config(PUBLISHED["DeepSeek-V3.2"])) == ["float32", "bfloat16", "float16"]
     assert plan_module.cache_dtypes(read_config(PUBLISHED["DeepSeek-R1"])) == [

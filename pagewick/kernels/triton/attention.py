@@ -13,8 +13,9 @@ between them by their number of new tokens, and by nothing else:
 A token's bits depend on its own sequence and on whether that is short, not on the batch (online_softmax.py). But the
 batch decides how a prompt is cut into chunks; where results must not depend on that, every sequence is long. With
 bfloat16 and float16, queries, keys, values and the weights of the values are rounded to that dtype for products.
-Numbers of 8 bits are multiplied with the scales of their keys after the product, and the weights with those of values;
-with float16, that second product is one of bfloat16 (value_type).
+Numbers of 8 or 4 bits are multiplied with the scales of their keys after the product, and the weights with those of
+values; with float16, that second product is one of bfloat16 (value_type). Over numbers of 4 bits, which are rotated, a
+tile of queries is rotated before its first product, and its sums after the last one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import triton
 from torch import Tensor
 
 from pagewick.kernels import batch_invariance, reference
-from pagewick.kernels.kv_cache import KVCache
+from pagewick.kernels.kv_cache import INT4, KVCache
 from pagewick.kernels.options import AttentionMetadata, ScoreOptions
 from pagewick.kernels.triton.attention_kernels import attend_long, attend_short
 from pagewick.kernels.triton.fallback import by_definition
@@ -50,6 +51,7 @@ PARTS_BYTES = 256 * 2**20
 NO_WINDOW = 2**30
 HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 512)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_STORED = {**STORED, INT4: "int4"}
 
 
 class Tile(NamedTuple):
@@ -139,6 +141,8 @@ _SAMPLE = {
     (True, torch.bfloat16, "", 128, False, False),
     (False, torch.float16, "fp8_e4m3", 80, True, False),
     (True, torch.float32, "int8", 256, False, False),
+    (False, torch.bfloat16, "int4", 128, False, False),
+    (True, torch.bfloat16, "int4", 128, False, False),
     # Gemma 3 and 4.
     (True, torch.bfloat16, "", 256, False, True),
     (False, torch.bfloat16, "", 512, False, False),
@@ -224,7 +228,7 @@ _ATTEND = {
         for is_long in (False, True)
         for target in TARGETS
         for dtype in _DTYPES
-        for stored in ("", *STORED.values())
+        for stored in ("", *_STORED.values())
         for head_dim in HEAD_DIMS
         for has_cap, has_ends in ((False, False), (True, False), (False, True))
     )
@@ -287,7 +291,7 @@ def paged_attention(q: Tensor, cache: KVCache, metadata: AttentionMetadata, scor
         shared["scales"] = cache.scales
     if has_ends:
         shared["key_ends"] = metadata.key_ends
-    key = Key(False, target_of(q.device), q.dtype, STORED.get(cache.dtype, ""), head_dim, has_cap, has_ends)
+    key = Key(False, target_of(q.device), q.dtype, _STORED.get(cache.dtype, ""), head_dim, has_cap, has_ends)
     if max_short:
         _attend_short(shared, _ATTEND[key], _MERGE[q.dtype, head_dim, has_ends])
     if (metadata.max_query_len or num_tokens) > max_short:
@@ -368,7 +372,7 @@ def _is_served(q: Tensor, cache: KVCache) -> bool:
     return (
         not cache.is_packed
         and q.shape[2] in HEAD_DIMS
-        and (cache.dtype == q.dtype or cache.dtype in STORED)
+        and (cache.dtype == q.dtype or cache.dtype in _STORED)
         and cache.data.stride(0) % 16 == 0
         and cache.block_size.bit_count() == 1
         and not (torch.is_grad_enabled() and q.requires_grad)

@@ -3,7 +3,16 @@
 import triton
 import triton.language as tl
 
-from pagewick.kernels.triton.online_softmax import converted, decoded, first_seen_key, next_weights, row_of, with_sink
+from pagewick.kernels.triton.cache_numbers import rotate_rows
+from pagewick.kernels.triton.online_softmax import (
+    converted,
+    decoded,
+    decoded_pairs,
+    first_seen_key,
+    next_weights,
+    row_of,
+    with_sink,
+)
 
 
 @triton.jit
@@ -26,7 +35,10 @@ def attend_rows(
     d = tl.arange(0, BLOCK_D)
     is_dim = d < HEAD_DIM
     q_address = (first_query + tokens).to(tl.int64)[:, None] * q_stride + heads[:, None] * HEAD_DIM + d[None, :]
-    queries = converted(tl.load(q + q_address, mask=is_row[:, None] & is_dim[None, :], other=0), DOT)
+    queries = tl.load(q + q_address, mask=is_row[:, None] & is_dim[None, :], other=0)
+    if STORED_AS == "int4":
+        queries = rotate_rows(queries.to(tl.float32), BLOCK_M, BLOCK_D, HEAD_DIM & -HEAD_DIM)
+    queries = converted(queries, DOT)
     positions = context_len - q_len + tokens
     first_position = context_len - q_len + first_row // group
     last_position = context_len - q_len + (tl.minimum(first_row + BLOCK_M, num_rows) - 1) // group
@@ -40,8 +52,12 @@ def attend_rows(
         ends = tl.load(key_ends + first_query + tokens, mask=is_row, other=0)
         end = tl.minimum(end_key, tl.max(ends, 0))
     block_size = 1 << block_shift
-    keys = cache + kv_head * (HEAD_DIM * block_size)
-    values = cache + (num_kv_heads + kv_head) * (HEAD_DIM * block_size)
+    # The bytes of two numbers of 4 bits are the elements of such a cache.
+    ROW: tl.constexpr = HEAD_DIM // 2 if STORED_AS == "int4" else HEAD_DIM
+    elements = tl.arange(0, BLOCK_D // 2) if STORED_AS == "int4" else d
+    is_element = elements < ROW
+    keys = cache + kv_head * (ROW * block_size)
+    values = cache + (num_kv_heads + kv_head) * (ROW * block_size)
     factor = 1.4426950408889634 if HAS_CAP else scale * 1.4426950408889634
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -51,9 +67,10 @@ def attend_rows(
         exists = (n >= first_seen) & (n < end)
         block_ids = tl.load(table + (n >> block_shift), mask=exists, other=0).to(tl.int64)
         offsets = n & (block_size - 1)
-        address = (block_ids * block_stride + offsets * HEAD_DIM)[:, None] + d[None, :]
-        is_stored = exists[:, None] & is_dim[None, :]
-        k = decoded(tl.load(keys + address, mask=is_stored, other=0), STORED_AS, DOT)
+        address = (block_ids * block_stride + offsets * ROW)[:, None] + elements[None, :]
+        is_stored = exists[:, None] & is_element[None, :]
+        k = tl.load(keys + address, mask=is_stored, other=0)
+        k = decoded_pairs(k, DOT) if STORED_AS == "int4" else decoded(k, STORED_AS, DOT)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
         if scales is not None:
             scale_address = scales + block_ids * scale_stride + offsets
@@ -72,8 +89,11 @@ def attend_rows(
         weights, correction, m, total = next_weights(scores, factor, m, total)
         if scales is not None:
             weights *= value_scales[None, :]
-        v = decoded(tl.load(values + address, mask=is_stored, other=0), STORED_AS, VALUE_DOT)
+        v = tl.load(values + address, mask=is_stored, other=0)
+        v = decoded_pairs(v, VALUE_DOT) if STORED_AS == "int4" else decoded(v, STORED_AS, VALUE_DOT)
         acc = tl.dot(weights.to(VALUE_DOT), v, acc * correction[:, None], input_precision="ieee")
+    if STORED_AS == "int4":
+        acc = rotate_rows(acc, BLOCK_M, BLOCK_D, HEAD_DIM & -HEAD_DIM)
     return acc, m, total, tokens, heads, is_row
 
 

@@ -27,7 +27,7 @@ _IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # The form in which a kernel reads each dtype of the cache. Not every target has instructions for fp8, so kernels read
 # its bytes.
 STORED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
-STORED_TYPES = {"int8": "*i8", "fp8_e4m3": "*u8", "fp8_e5m2": "*u8"}
+STORED_TYPES = {"int8": "*i8", "fp8_e4m3": "*u8", "fp8_e5m2": "*u8", "int4": "*u8"}
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
@@ -61,6 +61,14 @@ def decoded(x, STORED_AS: tl.constexpr, DOT: tl.constexpr):
     else:
         numbers = converted(x, DOT)
     return numbers
+
+
+@triton.jit
+def decoded_pairs(x, DOT: tl.constexpr):
+    """Bytes [N, D / 2] of two numbers of 4 bits each -> numbers for products [N, D]."""
+    both = x.to(tl.int16)
+    low, high = ((both & 15) ^ 8) - 8, (both >> 4 ^ 8) - 8
+    return converted(tl.reshape(tl.join(low, high), (x.shape[0], 2 * x.shape[1])), DOT)
 
 
 @triton.jit

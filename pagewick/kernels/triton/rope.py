@@ -19,7 +19,8 @@ from torch import Tensor
 from pagewick.kernels import reference
 from pagewick.kernels.kv_cache import INT4, KVCache
 from pagewick.kernels.options import PLAIN_HEADS, HeadLayout, HeadNorm, HeadOptions
-from pagewick.kernels.triton.cache_numbers import FORMATS, quantize_rows
+from pagewick.kernels.reference_kv import rotation_size
+from pagewick.kernels.triton.cache_numbers import HEAD_FORMATS, quantize_rows, rotate_rows
 from pagewick.kernels.triton.fallback import by_definition
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 
@@ -27,6 +28,8 @@ from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 BLOCKS = (32, 64, 128, 256, 512)
 _TILE = 1024
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The sizes of matrices that rotate heads before they are stored in 4 bits.
+_ROTATIONS = (8, 16, 32, 64, 128, 256, 512)
 # The bits of a norm's kind. No bit: heads stay as they are.
 _IS_NORMED, _IS_CENTRED, _HAS_BIAS = 1, 2, 4
 _VARYING = [f"{name}_{field}" for field in ("eps", "offset") for name in "qkv"]
@@ -89,9 +92,9 @@ def _turned(
 
 @triton.jit
 def _store(
-    x, heads, dims, inside, which, token, constant, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, block_size,
-    cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
-    scales_stride_which, scales_stride_head, FORMAT: tl.constexpr,
+    x, heads, dims, inside, which, token, constant, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, head_dim,
+    block_size, cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
+    scales_stride_which, scales_stride_head, FORMAT: tl.constexpr, ROTATION: tl.constexpr,
 ):  # fmt: skip
     """Store rows x [BLOCK_H, BLOCK_D] as keys (which = 0) or values (1) of one token."""
     slot = tl.load(slots_ptr + token)
@@ -102,8 +105,17 @@ def _store(
         if FORMAT == "plain":
             tl.store(places, x.to(cache_ptr.dtype.element_ty), mask=inside)
         else:
+            if FORMAT == "int4":
+                x = rotate_rows(x, x.shape[0], x.shape[1], ROTATION)
             numbers, scales = quantize_rows(x, tl.zeros(heads.shape, tl.float32) + constant, FORMAT)
-            tl.store(places, numbers, mask=inside)
+            if FORMAT == "int4":
+                low, high = tl.split(tl.reshape(numbers, (x.shape[0], x.shape[1] // 2, 2)))
+                pairs = tl.arange(0, x.shape[1] // 2)
+                is_pair = (heads < num_kv_heads)[:, None] & (pairs < head_dim // 2)[None, :]
+                rows = cache_ptr + place + heads[:, None] * cache_stride_head
+                tl.store(rows + pairs[None, :], low | (high << 4), mask=is_pair)
+            else:
+                tl.store(places, numbers, mask=inside)
             place = block_id * scales_stride_block + which * scales_stride_which + offset
             tl.store(scales_ptr + place + heads * scales_stride_head, scales, mask=heads < num_kv_heads)
 
@@ -116,13 +128,14 @@ def rope_store(
     angle_stride, cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
     scales_stride_which, scales_stride_head, q_weight_stride, k_weight_stride, v_weight_stride, q_eps, k_eps, v_eps,
     q_offset, k_offset, v_offset, k_scale, v_scale, q_kind, k_kind, v_kind, interleaved, has_q_scales,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, FORMAT: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, FORMAT: tl.constexpr, ROTATION: tl.constexpr,
 ):  # fmt: skip
     """Process token program_id(0): query heads in the first programs of dimension 1, then as many keys and values.
 
     q [T, H, D], k, v [T, KVH, D]: heads in one piece. out: [T, H, D]. cos, sin: [T, R / 2] float32. slots: [T] int64.
     q_scales: [T] float32, read with has_q_scales. NORM: "first", "last" or "none": whether queries and keys are normed
     before or after their rotation. q_kind, k_kind, v_kind: bits of 1 for a norm, 2 for a layer norm, 4 for a bias.
+    ROTATION: the size of the Hadamard matrices that rotate numbers of 4 bits.
     """
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -156,9 +169,9 @@ def rope_store(
         )  # fmt: skip
         k = tl.where(inside, k.to(k_ptr.dtype.element_ty).to(tl.float32), 0.0)
         _store(
-            k, heads, dims, inside, 0, token, k_scale, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, block_size,
-            cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
-            scales_stride_which, scales_stride_head, FORMAT,
+            k, heads, dims, inside, 0, token, k_scale, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, head_dim,
+            block_size, cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset,
+            scales_stride_block, scales_stride_which, scales_stride_head, FORMAT, ROTATION,
         )  # fmt: skip
         rows = v_ptr + token * v_stride_token + heads[:, None].to(tl.int64) * v_stride_head
         v = tl.load(rows + dims[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -170,18 +183,18 @@ def rope_store(
             )  # fmt: skip
             v = tl.where(inside, v.to(v_ptr.dtype.element_ty).to(tl.float32), 0.0)
         _store(
-            v, heads, dims, inside, 1, token, v_scale, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, block_size,
-            cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset, scales_stride_block,
-            scales_stride_which, scales_stride_head, FORMAT,
+            v, heads, dims, inside, 1, token, v_scale, slots_ptr, cache_ptr, scales_ptr, num_kv_heads, head_dim,
+            block_size, cache_stride_block, cache_stride_which, cache_stride_head, cache_stride_offset,
+            scales_stride_block, scales_stride_which, scales_stride_head, FORMAT, ROTATION,
         )  # fmt: skip
 
 
-def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, block: int, norm: str) -> Variant:
-    number, cache_format = f"*{TYPE_NAMES[dtype]}", FORMATS.get(cache_dtype, "plain")
+def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, block: int, norm: str, rotation: int) -> Variant:
+    number, cache_format = f"*{TYPE_NAMES[dtype]}", HEAD_FORMATS.get(cache_dtype, "plain")
     signature = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), number)
     signature |= {} if norm == "none" else dict.fromkeys(_NORM_POINTERS, number)
     signature |= dict.fromkeys(("cos_ptr", "sin_ptr", "q_scales_ptr", "scales_ptr"), "*fp32") | {"slots_ptr": "*i64"}
-    signature["cache_ptr"] = "*u8" if cache_dtype in FORMATS else f"*{TYPE_NAMES[cache_dtype]}"
+    signature["cache_ptr"] = "*u8" if cache_dtype in HEAD_FORMATS else f"*{TYPE_NAMES[cache_dtype]}"
     if cache_format == "plain":
         del signature["scales_ptr"]
     signature |= {name: "fp32" if name in _VARYING[:8] else "i32" for name in _VARYING}
@@ -190,15 +203,16 @@ def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, block: int, norm: str
     signature |= {name: "i32:16" for name in numbers if name.startswith(("q_stride", "k_stride", "v_stride"))}
     signature |= dict.fromkeys(("cache_stride_block", "scales_stride_block"), "i64")
     absent = {"scales_ptr": None, **dict.fromkeys(_NORM_POINTERS)}
-    sizes = {"BLOCK_H": _TILE // block, "BLOCK_D": block, "NORM": norm, "FORMAT": cache_format}
+    sizes = {"BLOCK_H": _TILE // block, "BLOCK_D": block, "NORM": norm, "FORMAT": cache_format, "ROTATION": rotation}
     kind = {"none": "", "first": "norm_", "last": "late_norm_"}[norm]
+    stored = f"int4_{rotation}" if rotation else TYPE_NAMES[cache_dtype]
     return Variant(
-        name=f"{kind}rope_{TYPE_NAMES[dtype]}_into_{TYPE_NAMES[cache_dtype]}_{block}",
+        name=f"{kind}rope_{TYPE_NAMES[dtype]}_into_{stored}_{block}",
         kernel=rope_store,
         signature=signature,
         constexprs={name: None for name in absent if name not in signature} | sizes,
         num_warps=4,
-        in_sample=(dtype, cache_dtype, block, norm) in _SAMPLE,
+        in_sample=(dtype, cache_dtype, block, norm) in _SAMPLE and rotation in (0, block),
         # Else the threads of a row get sums that differ in their last bits: see Variant.
         fuses=False,
     )
@@ -210,9 +224,15 @@ _SAMPLE = {
     # Gemma 4, and Hunyuan.
     (torch.bfloat16, torch.float8_e4m3fn, 512, "first"),
     (torch.bfloat16, torch.bfloat16, 128, "last"),
+    (torch.bfloat16, INT4, 128, "none"),
 }
 _VARIANTS = {
-    key: _variant(*key) for key in itertools.product(_DTYPES, (*_DTYPES, *FORMATS), BLOCKS, ("none", "first", "last"))
+    key: _variant(*key)
+    for dtype, cache_dtype, block, norm in itertools.product(
+        _DTYPES, (*_DTYPES, *HEAD_FORMATS), BLOCKS, ("none", "first", "last")
+    )
+    for rotation in ([size for size in _ROTATIONS if size <= block] if cache_dtype == INT4 else [0])
+    for key in [(dtype, cache_dtype, block, norm, rotation)]
 }
 VARIANTS = tuple(_VARIANTS.values())
 
@@ -246,7 +266,7 @@ def store_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 def _is_served(heads: Tensor, cache: KVCache, options: HeadOptions) -> bool:
     """Whether a variant serves heads [T, heads, D]; queries and keys are both normed first, or both last."""
-    if cache.is_packed or cache.dtype == INT4 or cache.data.stride(-1) != 1:
+    if cache.is_packed or cache.data.stride(-1) != 1:
         return False
     if heads.dtype not in _DTYPES or heads.stride(-1) != 1:
         return False
@@ -275,8 +295,8 @@ def _run(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor, options
         cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
     block = next(block for block in BLOCKS if block >= head_dim)
     norm = next(iter(_orders(options)), "none" if options.v_norm is None else "first")
-    variant = _VARIANTS[k.dtype, cache.dtype, block, norm]
-    numbers = cache.data if cache.dtype not in FORMATS else cache.data.view(torch.uint8)
+    variant = _VARIANTS[k.dtype, cache.dtype, block, norm, rotation_size(head_dim) if cache.dtype == INT4 else 0]
+    numbers = cache.data if cache.dtype not in HEAD_FORMATS else cache.data.view(torch.uint8)
     scales = {} if cache.scales is None else {"scales_ptr": cache.scales}
     strides, scale_strides = numbers.stride(), (0, 0, 0) if cache.scales is None else cache.scales.stride()
     num_tiles = -(-num_heads // variant.constexprs["BLOCK_H"]) + -(-k.shape[1] // variant.constexprs["BLOCK_H"])

@@ -132,6 +132,20 @@ def test_numbers_of_8_bits(name: str, dtype: torch.dtype) -> None:
         assert_close(found, expected_attention(scaled.paged))
 
 
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "options"),
+    [((4, 2), 16, {}), ((3, 1), 80, {"sliding_window": 70}), ((2, 2), 128, {"logit_soft_cap": 3.0})],
+)
+def test_numbers_of_4_bits(heads: tuple[int, int], head_dim: int, options: dict[str, Any]) -> None:
+    """In short and long sequences, in one split and in two. Rotations are matrices of 16 in heads of 80."""
+    scaled = make_scaled("int4", [1, 20, 0], [290, 40, 3], heads=heads, head_dim=head_dim)
+    found = attend(scaled.paged, scaled.plain, **options)
+    if IS_COMPILED:
+        scaled.assert_is_expected(found, **options)
+    else:
+        assert_close(found, expected_attention(scaled.paged, **options))
+
+
 def test_scaled_weights_do_not_underflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter computes all products in float32, so only the choice of types is tested."""
     monkeypatch.setattr(online_softmax, "_IS_INTERPRETED", False)

@@ -13,7 +13,7 @@ from pagewick.kernels.kv_cache import torch_dtype
 from pagewick.kernels.options import HeadLayout, HeadOptions, Rotation
 from tests.deep import IS_DEEP
 from tests.kernels.paged import plain_cache
-from tests.kernels.scaled import NAMES, empty_heads
+from tests.kernels.scaled import ALL_NAMES, empty_heads
 from tests.kernels.test_rope import SHAPES, Case, structs
 from tests.kernels.triton.comparison import DTYPES, numbers
 
@@ -38,8 +38,8 @@ def test_shapes(index: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("constants", [(0.0, 0.0), (0.03, 0.2)])
-@pytest.mark.parametrize("name", NAMES)
-def test_numbers_of_8_bits_are_those_of_the_definition(name: str, constants: tuple[float, float]) -> None:
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_numbers_with_scales_are_those_of_the_definition(name: str, constants: tuple[float, float]) -> None:
     num_tokens, num_kv_heads, head_dim, block_size = 12, 3, 24, 6
     k, v = numbers(2, num_tokens, num_kv_heads, head_dim)
     k[3], v[4], k[5, 1, 2], v[6, 0, 1], k[7] = 0, 1e-7, float("nan"), float("inf"), 1e-30
