@@ -52,6 +52,8 @@ NO_WINDOW = 2**30
 HEAD_DIMS = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256, 512)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _STORED = {**STORED, INT4: "int4"}
+# Queries, cache and head size of a variant that would spill registers, whatever its tile.
+_SPILLS = (torch.float32, "int4", 512)
 
 
 class Tile(NamedTuple):
@@ -90,6 +92,8 @@ def _tile(key: Key, block_dim: int) -> Tile:
     if key.dtype == torch.float32 and key.stored:
         # A tile that is converted while the one before it is multiplied would need more registers than there are.
         num_warps = 16 if is_wide and not key.is_long and key.target == "sm_89" else 8
+        # Nor does a thread of 8 warps have enough for the rotation of 128 numbers in each row.
+        num_warps = 16 if block_dim >= 128 and key.stored == "int4" else num_warps
         return Tile(32 if key.is_long and block_dim < 128 else MAX_SHORT_ROWS, 16, num_warps, 1)
     if key.dtype == torch.float32:
         return Tile(32, 16, 8, 2) if key.is_long else Tile(MAX_SHORT_ROWS, 16, 4, 2)
@@ -99,7 +103,9 @@ def _tile(key: Key, block_dim: int) -> Tile:
         return Tile(MAX_SHORT_ROWS, num_keys if is_wide or key.stored else 64, 4, num_stages)
     if is_hopper:
         num_keys = 16 if key.stored else 32
-        return Tile(128, num_keys if is_wide else 64, 8, num_stages)
+        # Rotating a tile of 128 wide rows would need more registers than there are.
+        num_rows = 64 if is_wide and key.stored == "int4" else 128
+        return Tile(num_rows, num_keys if is_wide else 64, 8, num_stages)
     if key.stored and block_dim == 64 and key.has_cap and key.target == "sm_80":
         # With 32 keys, the assembler makes room for two programs and spills registers for it.
         return Tile(64, 64, 8, 2)
@@ -232,6 +238,7 @@ _ATTEND = {
         for head_dim in HEAD_DIMS
         for has_cap, has_ends in ((False, False), (True, False), (False, True))
     )
+    if (key.dtype, key.stored, key.head_dim) != _SPILLS
 }
 _MERGE = {
     (dtype, width, has_ends): merge_variant(dtype, width, has_ends=has_ends)
@@ -373,6 +380,7 @@ def _is_served(q: Tensor, cache: KVCache) -> bool:
         not cache.is_packed
         and q.shape[2] in HEAD_DIMS
         and (cache.dtype == q.dtype or cache.dtype in _STORED)
+        and (q.dtype, _STORED.get(cache.dtype), q.shape[2]) != _SPILLS
         and cache.data.stride(0) % 16 == 0
         and cache.block_size.bit_count() == 1
         and not (torch.is_grad_enabled() and q.requires_grad)
