@@ -110,7 +110,9 @@ def _tile(key: Key, block_dim: int) -> Tile:
         # With 32 keys, the assembler makes room for two programs and spills registers for it.
         return Tile(64, 64, 8, 2)
     if key.stored:
-        return Tile(64, 16 if is_wide else 32, 8, 1 if is_wide and key.target == "sm_80" else 2)
+        # With Triton 3.6, 64 wide rows could not be rotated without spills.
+        num_rows = 32 if is_wide and key.stored == "int4" else 64
+        return Tile(num_rows, 16 if is_wide else 32, 8, 1 if is_wide and key.target == "sm_80" else 2)
     return Tile(64 if is_wide else 128, 64 if block_dim <= 64 else 32, 8, num_stages)
 
 
