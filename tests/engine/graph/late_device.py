@@ -95,12 +95,13 @@ def _set(x: Tensor, index: Any, value: Any) -> None:
         aten.index_put_(x, indices, values)
 
 
-def _advanced(index: Any) -> list[Tensor] | None:
-    """Return the tensors that are an index; None if it only asks for a view."""
+def _advanced(index: Any) -> list[Tensor | None] | None:
+    """Return the tensors that are an index, and None for each whole dimension; None if it only asks for a view."""
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, Tensor | list) for part in parts):
         return None
-    return [part if isinstance(part, Tensor) else torch.tensor(part) for part in parts]
+    tensors = (part if isinstance(part, Tensor | slice) else torch.tensor(part) for part in parts)
+    return [None if isinstance(part, slice) and part == slice(None) else part for part in tensors]
 
 
 def _contiguous(x: Tensor) -> Tensor:
