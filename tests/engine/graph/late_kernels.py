@@ -36,7 +36,7 @@ def _product(x: Any, weight: Any, bias: Any = None, out_dtype: Any = None, out: 
 def _stream_weights(products: Any, streams: Any, options: Any) -> Shapes:
     num_tokens, num_streams, _ = streams.shape
     kinds = [(num_streams,), (num_streams,), (num_streams, num_streams)]
-    return [((num_tokens, *kind), _F32) for kind in kinds[: 1 if products.shape[1] == num_streams else 3]]
+    return [((num_tokens, *kind), _F32) for kind in kinds[: options.scales.shape[0]]]
 
 
 def _routed(logits: Any, routing: Any, *more: Any) -> Shapes:
