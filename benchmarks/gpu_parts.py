@@ -33,7 +33,7 @@ MODES: Final[Mapping[str, dict[str, Any]]] = {
     "graphs": {"max_steps_in_flight": 1},
     "graphs in flight": {},
 }
-# What the host knows before a step differs: nothing, random numbers, the candidates, or all earlier tokens.
+# These requests differ in what the host must know before a step: nothing, random numbers, candidates, or all tokens.
 KINDS: Final[Sequence[dict[str, Any]]] = (
     {"temperature": 0.0},
     {"temperature": 0.9},

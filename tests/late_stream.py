@@ -19,7 +19,7 @@ class LateStream:
         self._queue: deque[tuple[Tensor, Tensor]] = deque()
         self._num_begun = self._num_done = self.num_waits = 0
         self.num_waits_for_current = 0
-        # What copies have read that the host has not waited for: the number of the copy, the tensor, and its contents.
+        # Sources of copies for which the host has not waited: the number of the copy, the tensor, and its contents.
         self._held: list[tuple[int, Tensor, Tensor]] = []
 
     def wait_for_current(self) -> None:

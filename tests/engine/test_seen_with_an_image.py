@@ -23,7 +23,7 @@ from tests.models.moondream import Reference
 
 NAME, IMAGE, NUM_TOKENS = "moondream", 6, 25
 OPTIONS: dict[str, Any] = {"block_size": 8, "max_model_len": 160, "dtype": "float32", "num_kv_blocks": 120}
-# Of 4, 1 and 5 crops.
+# These images are cut into 4, 1 and 5 crops.
 PICTURES = [noise(15, 17), noise(9, 40, seed=2), noise(61, 12, seed=3)]
 
 

@@ -66,7 +66,7 @@ def test_crops_are_those_of_the_reference(published: MoondreamSettings, height: 
             published.views(height, width)
         return
     (view,) = published.views(height, width)
-    # Of very long images it makes more than 12.
+    # The model's own code cuts very long images into more than 12 crops.
     rows, columns = (min(number, 12) for number in tiling(height - 112, width - 112, 266, 12))
     assert view.sizes == ((rows * 266 + 112, columns * 266 + 112),) and view.above == (378, 378)
     vision = read_config(PUBLISHED).vision

@@ -73,6 +73,6 @@ def write_captioner(directory: Path, **entries: Any) -> Any:
 
 
 def values_of(pixels: Any) -> Tensor:
-    """What transformers' model reads of an image [height, width, 3] uint8."""
+    """Return the numbers that transformers' model reads of an image [height, width, 3] uint8."""
     normed = (torch.as_tensor(pixels).double() / 255 - torch.tensor(IMAGE_MEAN)) / torch.tensor(IMAGE_STD)
     return normed.permute(2, 0, 1).unsqueeze(0).float()

@@ -34,7 +34,7 @@ from tests.models.moondream import Reference
 from tests.models.test_tensor_table import check_rank
 from tests.models.test_vision import build
 
-# Of 4, 1, 5, 4 and 1 crops.
+# These images are cut into 4, 1, 5, 4 and 1 crops.
 PICTURES = [noise(*size) for size in ((15, 17), (9, 40), (61, 12), (40, 200), (3, 5))]
 PUBLISHED: dict[str, Any] = {
     "architectures": ["HfMoondream"], "auto_map": {"AutoConfig": "hf_moondream.HfConfig"}, "config": {},

@@ -1,4 +1,4 @@
-"""What a server logs as it starts: options that change nothing with its model."""
+"""A server that starts names the options that change nothing with its model."""
 
 from __future__ import annotations
 

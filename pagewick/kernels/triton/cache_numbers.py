@@ -16,7 +16,7 @@ from pagewick.kernels.kv_cache import INT4
 FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
-# The same for keys and values of heads.
+# The values for keys and values of heads, which may also be stored in 4 bits.
 HEAD_FORMATS = {**FORMATS, INT4: "int4"}
 
 

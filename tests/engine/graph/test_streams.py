@@ -1,4 +1,4 @@
-"""What the engine expects of a DeviceStream: of the stand-in, and of a GPU with PAGEWICK_TEST_GPU=1."""
+"""The stand-in, and a GPU with PAGEWICK_TEST_GPU=1, do what the engine expects of a DeviceStream."""
 
 from __future__ import annotations
 
