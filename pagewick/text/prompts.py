@@ -21,6 +21,7 @@ from pagewick.text.tokenizer import Tokenizer, check_truncated
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
 from pagewick.text.tool_calls.smollm import SMOLLM_3_CODE
 from pagewick.text.tool_calls.template_support import TemplateTools, ToolPrompts
+from pagewick.text.tool_variables import tool_variables
 from pagewick.text.truncation import tokens_to_keep
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
@@ -29,8 +30,6 @@ MAX_CACHED_TEMPLATES = 8
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 # Seed-OSS's template reads how many tokens of thought it has; none switches thinking off.
 BUDGET_VARIABLE = "thinking_budget"
-# The variables from which SmolLM3's template reads tools.
-_TOOLS_AS_JSON, _TOOLS_IN_PYTHON = "xml_tools", "python_tools"
 # The infill tokens before the prefix, before the suffix, and before the middle, which the model writes.
 KNOWN_INFILL_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -224,8 +223,7 @@ class PromptEncoder:
         messages, tools = self._tools(template).prepared(messages, tools, is_continued=is_continued)
         # Only now: a message that moved has taken its images along.
         messages, images = take_images(messages)
-        if variables.keys().isdisjoint((_TOOLS_AS_JSON, _TOOLS_IN_PYTHON)):
-            variables |= self._named_tools(template, tools)
+        variables |= self._tool_variables(template, tools, variables)
         rendered = template.render(
             messages,
             tools,
@@ -327,14 +325,15 @@ class PromptEncoder:
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < size)
             raise InvalidRequestError(f"token id {wrong} is not in the vocabulary of {size} tokens", param="tokens")
 
-    def _named_tools(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
-        """Return the tools under the name by which SmolLM3's template reads them; nothing for other templates."""
-        name = _TOOLS_IN_PYTHON if self.call_format is SMOLLM_3_CODE else _TOOLS_AS_JSON
-        return {name: tools} if tools and name in template.variables else {}
+    def _tool_variables(
+        self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        in_python = self.call_format is SMOLLM_3_CODE
+        return tool_variables(template.variables, tools, given, in_python=in_python)
 
     def _tool_prompts(self, template: ChatTemplate) -> ToolPrompts:
         def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
-            return template.render(messages, tools, **self._named_tools(template, tools)).text
+            return template.render(messages, tools, **self._tool_variables(template, tools, {})).text
 
         return ToolPrompts(self.call_format, render, template.sources)
 

@@ -434,3 +434,14 @@ FAMILIES = [
         calls=True,
     ),
 ]
+# Templates that need variables, which the tests of all families do not give.
+APART = [
+    Family(
+        "FireFunction-v2",
+        "firefunction-2",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.\n"
+        'Write calls as functools[{"name": f, "arguments": {...}}, ...]\nFunctions:\n[]\nToday is 2026-03-09.<|eot_id|>'
+        f"{HEADERS}",
+        **LLAMA_3,
+    ),
+]

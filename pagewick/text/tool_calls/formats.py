@@ -16,6 +16,7 @@ from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON, XLAM
 from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
 from pagewick.text.tool_calls.dsml import DEEPSEEK_3_2, DEEPSEEK_4
+from pagewick.text.tool_calls.firefunction import FIREFUNCTION_2
 from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3, GEMMA_4
 from pagewick.text.tool_calls.gigachat import GIGACHAT_3, GIGACHAT_3_1
 from pagewick.text.tool_calls.glm import GLM_4, GLM_4_5
@@ -46,6 +47,7 @@ _ALL = (
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW,
     MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON, DEEPSEEK_4, MINICPM_5, GIGACHAT_3, GIGACHAT_3_1,
+    FIREFUNCTION_2,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -130,6 +132,7 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (GRANITE, ("<|start_of_role|>", "<|tool_call|>")),
     (PHI_4_MINI, ("<|tool|>",)),
     (PHI_4_MINI, ("<|tool_call|>",)),
+    (FIREFUNCTION_2, ("functools[",)),  # templates for Phi-4-mini may have it, too
     (OLMO_3, ("<function_calls>",)),
     (HERMES, ("<tool_call>",)),
     (PYTHONIC, ("<|python_start|>",)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
-from tests.text.tool_calls import forms
+from tests.text.tool_calls import forms, later_forms
 from tests.text.tool_calls.forms import Call
 
 
@@ -52,7 +52,7 @@ FAMILIES = [
     Family("internlm", forms.internlm), Family("internlm", forms.internlm_arguments), Family("kimi_k2", forms.kimi),
     Family("hy_v3", forms.hy_3), Family("hy_v3_preview", forms.hy_3_preview), Family("mimo", forms.mimo),
     Family("minimax_m2", forms.minimax), Family("xlam", forms.xlam, is_bare=True),
-    Family("json", forms.plain_list, is_bare=True),
+    Family("firefunction", later_forms.firefunction), Family("json", forms.plain_list, is_bare=True),
     Family("json", forms.fenced_list, is_bare=True), Family("json", forms.llama, is_bare=True),
 ]  # fmt: skip
 

@@ -17,10 +17,10 @@ from pagewick.text.prompts import PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.formats import ToolCallFormat
 from pagewick.text.tool_calls.offer import ToolChoice, ToolOffer
-from tests.text.template_families import FAMILIES
+from tests.text.template_families import APART, FAMILIES
 from tests.tiny_text import byte_level_backend
 
-BY_NAME = {family.name: family for family in FAMILIES}
+BY_NAME = {family.name: family for family in (*FAMILIES, *APART)}
 # The format that is found in each template that writes calls.
 FORMATS = {
     "Llama-3.1": "llama3_json", "R1-Distill": "deepseek_v3", "Mistral-v0.3": "mistral", "Mistral-Nemo": "mistral",
@@ -31,7 +31,7 @@ FORMATS = {
     "DeepSeek-V3.2": "deepseek_v32", "Seed-OSS": "seed_oss", "OLMo-3": "olmo3", "Gemma-4": "gemma4",
     "LFM2": "lfm2", "LFM2.5": "lfm2", "Llama-4": "pythonic", "Nemotron-Nano-v2": "nemotron_json",
     "Hunyuan": "hunyuan_fenced", "InternLM": "internlm", "Nemotron-4": "nemotron4", "Apertus": "apertus",
-    "Hy3": "hy_v3", "MiMo-V2": "mimo", "Laguna": "glm45",
+    "Hy3": "hy_v3", "MiMo-V2": "mimo", "Laguna": "glm45", "FireFunction-v2": "firefunction",
 }  # fmt: skip
 # Templates that write calls otherwise than the model does, or open a thought in the prompt.
 WRITTEN_OTHERWISE = (
