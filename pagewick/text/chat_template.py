@@ -35,6 +35,7 @@ from pagewick.text.template_environment import MAX_CHARS, TemplateEnvironment, t
 from pagewick.text.template_reading import Arguments, TemplateReading
 from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tokenizer_files import read_json_object
+from pagewick.text.tool_calls.plain_tools import complete_tools, tools_without_null
 
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})
 # Marks the end of a message that the model should continue; no valid text has a lone surrogate. A template that trims
@@ -46,6 +47,8 @@ PAIR_TEMPLATE = "rerank"
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Jinja compiles a template of this length in seconds.
 MAX_TEMPLATE_CHARS = 2**17
+# Forms of the tools with which a template is rendered: the request's, complete, and without the type null.
+_MAX_FORMS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +196,38 @@ def _before_end(text: str, begun: str) -> str:
 
 
 def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    """Render a template; again with tools in other forms, if it fails with those of the request."""
+    with time_limit():
+        for _ in range(_MAX_FORMS - 1):
+            try:
+                return _run_once(template, variables)
+            except InvalidRequestError as error:
+                tools = variables["tools"] or []
+                # The macro of Hermes 2 Pro and 3 calls itself for each type in a list, and for each letter of "null".
+                is_endless = isinstance(error.__cause__, RecursionError)
+                other = tools_without_null(tools) if is_endless else complete_tools(tools)
+                if other == tools:
+                    raise
+                variables = {**variables, "tools": other}
+        return _run_once(template, variables)
+
+
+def _run_once(template: jinja2.Template, variables: dict[str, Any]) -> str:
     parts, num_chars = [], 0
     try:
-        with time_limit():
-            for part in template.generate(variables):
-                num_chars += len(part)
-                if num_chars > MAX_CHARS:
-                    raise InvalidRequestError(f"the rendered prompt is longer than {MAX_CHARS} characters")
-                parts.append(part)
+        for part in template.generate(variables):
+            num_chars += len(part)
+            if num_chars > MAX_CHARS:
+                raise InvalidRequestError(f"the rendered prompt is longer than {MAX_CHARS} characters")
+            parts.append(part)
         return "".join(parts)
     except InvalidRequestError:
         raise
     # A template is foreign code that reads unchecked messages: it can raise anything, and only this request fails.
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        is_endless = isinstance(error, RecursionError)
+        reason = "too deep a recursion, perhaps in a macro that calls itself" if is_endless else str(error)
+        reason = reason or type(error).__name__
         raise InvalidRequestError(f"the chat template rejects the messages: {reason}", param="messages") from error
 
 
