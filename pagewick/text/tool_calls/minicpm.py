@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from pagewick.text.tool_calls.grammar import GrammarWriter
 from pagewick.text.tool_calls.offer import Tool, ToolOffer
+from pagewick.text.tool_calls.plain_values import json_of
 from pagewick.text.tool_calls.reading import Reader, Reading, escaped
-from pagewick.text.tool_calls.schema_types import json_of, types_of
+from pagewick.text.tool_calls.schema_types import types_of
 from pagewick.text.tool_calls.splitter import CallFormat
 from pagewick.text.tool_calls.written import WrittenCall, as_text
 

@@ -52,8 +52,10 @@ FAMILIES = [
     Family("internlm", forms.internlm), Family("internlm", forms.internlm_arguments), Family("kimi_k2", forms.kimi),
     Family("hy_v3", forms.hy_3), Family("hy_v3_preview", forms.hy_3_preview), Family("mimo", forms.mimo),
     Family("minimax_m2", forms.minimax), Family("xlam", forms.xlam, is_bare=True),
-    Family("firefunction", later_forms.firefunction), Family("json", forms.plain_list, is_bare=True),
-    Family("json", forms.fenced_list, is_bare=True), Family("json", forms.llama, is_bare=True),
+    Family("seed_oss", later_forms.seed_oss_python),
+    Family("minicpm5", later_forms.minicpm_5_python), Family("firefunction", later_forms.firefunction),
+    Family("json", forms.plain_list, is_bare=True), Family("json", forms.fenced_list, is_bare=True),
+    Family("json", forms.llama, is_bare=True),
 ]  # fmt: skip
 
 

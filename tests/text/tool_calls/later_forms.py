@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from tests.text.tool_calls.forms import Call, dumped, enveloped
+from tests.text.tool_calls.forms import Call, dumped, enveloped, minicpm_5, python, seed_oss
 
 
 def firefunction(calls: Sequence[Call]) -> str:
     return f"functools{dumped(enveloped(calls))}"
+
+
+def _nested_in_python(call: Call) -> Call:
+    """Return a call whose lists and objects are texts, as Jinja prints them."""
+
+    def shown(value: Any) -> Any:
+        return python(value) if isinstance(value, list | dict) else value
+
+    return call[0], {key: shown(value) for key, value in call[1].items()}
+
+
+def seed_oss_python(calls: Sequence[Call]) -> str:
+    return seed_oss([_nested_in_python(call) for call in calls])
+
+
+def minicpm_5_python(calls: Sequence[Call]) -> str:
+    return minicpm_5([_nested_in_python(call) for call in calls])

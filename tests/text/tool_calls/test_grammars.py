@@ -28,7 +28,7 @@ VOCABULARY = LLTokenizer("byte")
 OTHER_FORMS = {"hermes_2", "llama_tag", "phi_4_functools", "gemma_3_printed", "granite_tag", "command_r", "command_r7b",
                "llama_4", "glm_47", "olmo_3_python", "plain_list", "fenced_list", "mistral", "lfm_2_python",
                "lfm_2_objects", "nemotron_parameters", "hunyuan_lines", "apriel", "internlm_arguments",
-               "minicpm_5_lines"}  # fmt: skip
+               "minicpm_5_lines", "seed_oss_python", "minicpm_5_python"}  # fmt: skip
 WRITTEN = {family.parser: family for family in FAMILIES if family.name not in OTHER_FORMS}
 # There, nested values are written as JSON.
 IN_PYTHON = ("pythonic", "gemma3", "smollm3_code", "lfm2")
