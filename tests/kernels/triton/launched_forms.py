@@ -24,13 +24,18 @@ from triton.runtime.jit import JITFunction
 from pagewick.expert_routing import Routing
 from pagewick.kernels import fp8_activations, kv_cache
 from pagewick.kernels import options as ops
+from pagewick.kernels.block_choice import BlockChoice
 from pagewick.kernels.triton import (
     attention,
+    block_attention,
+    blocks,
     channel_scan,
     compress,
     delta,
+    edits,
     elementwise,
     full_attention,
+    head_blocks,
     hyper,
     index,
     latents,
@@ -42,6 +47,7 @@ from pagewick.kernels.triton import (
     quantized,
     rope,
     rotate_heads,
+    routing,
     sampling,
     scan,
     short_convolution,
@@ -107,9 +113,9 @@ def _launch_both_ways(self: Launcher, grid: tuple[int, ...], arguments: Mapping[
 def _attend(num_tokens: int, widths: Sequence[int]) -> None:
     heads, rotation = ops.HeadLayout(32, 8, 128), ops.Rotation(torch.ones(num_tokens, 64), torch.ones(num_tokens, 64))
     latent_cache = torch.zeros(40, 32, 576, dtype=_BF16)
-    for dtype, num_bytes in ((_BF16, 131072), (torch.float8_e4m3fn, 65536 + 2048)):
-        blocks = torch.zeros(40, num_bytes, dtype=torch.uint8)
-        cache = kv_cache.heads_cache(blocks, dtype, 8, 32, 128, is_packed=False)
+    for dtype, num_bytes in ((_BF16, 131072), (torch.float8_e4m3fn, 65536 + 2048), (kv_cache.INT4, 32768 + 2048)):
+        memory = torch.zeros(40, num_bytes, dtype=torch.uint8)
+        cache = kv_cache.heads_cache(memory, dtype, 8, 32, 128, is_packed=False)
         qkv, slots = torch.zeros(num_tokens, 48 * 128, dtype=_BF16), torch.zeros(num_tokens, dtype=_I64)
         q = rope.rope_and_store(qkv, cache, slots, heads, ops.HeadOptions(rotation))
         for width in widths:
@@ -127,6 +133,7 @@ def _attend(num_tokens: int, widths: Sequence[int]) -> None:
             torch.zeros(num_tokens, 16, 512, dtype=_BF16), q_rope, latent_cache, batch, softmax_scale=0.1
         )
     _select(num_tokens, widths, rotation)
+    _select_blocks(num_tokens, widths, rotation)
 
 
 def _select(num_tokens: int, widths: Sequence[int], rotation: ops.Rotation) -> None:
@@ -137,6 +144,19 @@ def _select(num_tokens: int, widths: Sequence[int], rotation: ops.Rotation) -> N
     for each, width, top_k in itertools.product((1, _LONG), widths, (100, 2048)):
         batch = _metadata([*range(0, num_tokens, each), num_tokens], width)
         index.select_keys(queries, weights, cache, batch, batch.block_tables, rotation=rotation, top_k=top_k)
+
+
+def _select_blocks(num_tokens: int, widths: Sequence[int], rotation: ops.Rotation) -> None:
+    """Select blocks of MiniMax-M3, and attend to them."""
+    keys, queries = torch.zeros(2, 64, 128, dtype=_BF16), torch.zeros(num_tokens, 64, 128, dtype=_BF16)
+    memory, scores = torch.zeros(40, 2 * 4 * 64 * 128 * 2, dtype=torch.uint8), ops.ScoreOptions(0.1)
+    cache = kv_cache.heads_cache(memory, _BF16, 4, 64, 128, is_packed=False)
+    for each, width, top_k in itertools.product((1, _LONG), widths, (1, 16)):
+        batch = _metadata([*range(0, num_tokens, each), num_tokens], width)
+        selected = head_blocks.select_blocks(
+            queries[:, :4], keys, batch, rotation=rotation, choice=BlockChoice(128, top_k, 1)
+        )
+        block_attention.block_attention(queries, cache, batch, scores, selected, 128)
 
 
 def _compress(num_tokens: int, widths: Sequence[int]) -> None:
@@ -247,6 +267,8 @@ def _multiply(num_tokens: int) -> None:
     gate_up = ops.StoredExperts(torch.zeros(128, 64, 64, dtype=_BF16), 128, 64, 64, is_packed=False)
     down = ops.StoredExperts(torch.zeros(128, 64, 32, dtype=_BF16), 128, 64, 32, is_packed=False)
     moe.fused_moe(x[:, :64], torch.zeros(num_tokens, 128), gate_up, down, Routing(top_k=8))
+    for choice in (torch.zeros(256), torch.zeros(num_tokens, 6, dtype=_I64)):
+        routing.root_logits(torch.zeros(num_tokens, 256), choice, 6)
 
 
 def _sample(num_rows: int) -> None:
@@ -256,6 +278,13 @@ def _sample(num_rows: int) -> None:
     logits.log_softmax_stats(rows)
     logits.philox_uniform(ids, ids, ids, 1)
     sampling.sample_tokens(rows, ops.DrawOptions(*columns), torch.full((num_rows, 2**12), 255, dtype=torch.uint8))
+    starts = torch.zeros(len(ops.EditStep) * num_rows + 1, dtype=_I64)
+    edits.edit_tokens(rows, ops.TokenEdits(ids, starts, ids, torch.ones(num_rows)))
+
+
+def _move(num_blocks: int) -> None:
+    ids, layers = torch.zeros(num_blocks, dtype=_I64), [torch.zeros(3, 131072, dtype=torch.uint8) for _ in range(2)]
+    blocks.scatter_blocks(ids, layers, blocks.gather_blocks(ids, layers))
 
 
 def forms_of(sizes: Sequence[int], widths: Sequence[int]) -> list[str]:
@@ -266,6 +295,7 @@ def forms_of(sizes: Sequence[int], widths: Sequence[int]) -> list[str]:
         _compress(size, widths)
         _multiply(size)
         _sample(size)
+        _move(size)
         _see(size)
         _advance(size)
         _scan(size)

@@ -36,13 +36,14 @@ def forms() -> dict[str, list[str]]:
 
 def test_triton_takes_the_arguments_of_the_kernels() -> None:
     assert {
-        "advance_chunks", "advance_scan", "advance_states", "attend_all", "attend_long", "attend_long_window",
-        "attend_short", "attend_short_latents", "attend_short_window", "collect_slots", "combine_rows",
-        "compress_windows", "convolve_channels", "convolve_heads", "convolve_products", "count_digits", "draw_rows",
-        "finish_heads", "gate_rows", "group_kernel", "join_chunks", "keep_inputs", "latent_store", "map_rows",
-        "mask_parts", "merge_entries", "merge_splits", "norm_rows", "number_tokens", "relate_channels", "relate_tokens",
-        "rope_store", "route_tokens", "rows_kernel", "scan_channels", "scan_chunks", "score_keys", "spread_output",
-        "store_rows", "sum_streams", "tiles_kernel", "turn_index_rows", "turn_rows", "weigh_parts", "weigh_streams",
+        "advance_chunks", "advance_scan", "advance_states", "attend_all", "attend_blocks", "attend_long",
+        "attend_long_window", "attend_short", "attend_short_latents", "attend_short_window", "choose_blocks",
+        "collect_slots", "combine_rows", "compress_windows", "convolve_channels", "convolve_heads", "convolve_products",
+        "count_digits", "draw_rows", "edit_rows", "finish_heads", "gate_rows", "group_kernel", "join_chunks",
+        "keep_inputs", "latent_store", "map_rows", "mask_parts", "merge_entries", "merge_splits", "move_blocks",
+        "norm_rows", "number_tokens", "relate_channels", "relate_tokens", "rope_store", "route_tokens", "rows_kernel",
+        "scan_channels", "scan_chunks", "score_blocks", "score_keys", "spread_output", "store_rows", "sum_streams",
+        "tiles_kernel", "turn_index_rows", "turn_rows", "weigh_parts", "weigh_roots", "weigh_streams",
     } <= {*forms()["first"]}  # fmt: skip
 
 
