@@ -121,12 +121,12 @@ def test_caps_and_later_tokens_together_are_computed_by_the_definition() -> None
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if IS_DEEP else [torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_of_8_bits(name: str, dtype: torch.dtype) -> None:
     scaled = make_scaled(name, [1, 20], [290, 40], head_dim=16, dtype=dtype)
     found = attend(scaled.paged, scaled.plain)
-    if IS_COMPILED and dtype == torch.bfloat16:
-        # Tensor cores get probabilities in bfloat16; the interpreter keeps them in float32.
+    if dtype == torch.bfloat16:
+        # Tensor cores get probabilities in bfloat16; the interpreter cuts off what does not fit into a result.
         assert_is_expected(found, scaled.paged)
     else:
         assert_close(found, expected_attention(scaled.paged))
