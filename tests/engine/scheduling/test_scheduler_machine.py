@@ -413,8 +413,10 @@ def test_any_history_gives_every_request_what_it_gets_alone(name: str, depth: in
     machine = type("Machine", (SchedulerMachine,), given)
     can_speculate = name in ("full", "window", "bounded")
     events = [*EVENTS, *(("draft tokens accepted", "draft tokens rejected") if can_speculate else ())]
+    rounds: list[Counter[str]] = []
     # Until rare events have happened, which may need more histories after a change.
     for number in range(MAX_ROUNDS):
+        before = tally.copy()
         run_state_machine_as_test(
             machine if IS_DEEP else seed(FIRST_SEED + number)(machine),
             settings=settings(
@@ -422,9 +424,13 @@ def test_any_history_gives_every_request_what_it_gets_alone(name: str, depth: in
                 stateful_step_count=50,
                 deadline=None,
                 database=None,
+                # Else every round of a deep run would try the same histories.
+                derandomize=not IS_DEEP,
                 suppress_health_check=list(HealthCheck),
             ),
         )
+        rounds.append(tally - before)
+        assert rounds[-1] not in rounds[:-1], "the histories of an earlier round"
         if not IS_DEEP and is_enough(tally) and all(tally[event] for event in events):
             break
     if os.environ.get("PAGEWICK_TALLY"):
