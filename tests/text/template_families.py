@@ -433,6 +433,36 @@ FAMILIES = [
         has_none=True,
         calls=True,
     ),
+    Family(
+        "Functionary-v3.1",
+        "functionary-3.1",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>"
+        f"<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>{HEADERS}",
+        **LLAMA_3,
+        calls=True,
+    ),
+    Family(
+        "Functionary-v3.2",
+        "functionary-3.2",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+        "Begin each part with its recipient: >>>all for the user.\nFunctions:\n<|eot_id|>"
+        "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        f"{HEADERS.replace('Hello.', f'>>>all{chr(10)}Hello.')}>>>",
+        **LLAMA_3,
+        arguments="text",
+        calls=True,
+    ),
+    Family(
+        "MiniMax-M1",
+        "minimax-m1",
+        "<begin_of_document><beginning_of_sentence>system ai_setting=assistant\nBe brief.<end_of_sentence>\n"
+        "<beginning_of_sentence>user name=user\nHi<end_of_sentence>\n"
+        "<beginning_of_sentence>ai name=assistant\nHello.<end_of_sentence>\n"
+        "<beginning_of_sentence>user name=user\nAnd?<end_of_sentence>\n<beginning_of_sentence>ai name=assistant\n",
+        "<begin_of_document> <beginning_of_sentence>",
+        eos="<end_of_sentence>",
+        calls=True,
+    ),
 ]
 # Templates that need variables, which the tests of all families do not give.
 APART = [

@@ -17,6 +17,7 @@ from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
 from pagewick.text.tool_calls.dsml import DEEPSEEK_3_2, DEEPSEEK_4
 from pagewick.text.tool_calls.firefunction import FIREFUNCTION_2
+from pagewick.text.tool_calls.functionary import FUNCTIONARY_3_1, FUNCTIONARY_3_2
 from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3, GEMMA_4
 from pagewick.text.tool_calls.gigachat import GIGACHAT_3, GIGACHAT_3_1
 from pagewick.text.tool_calls.glm import GLM_4, GLM_4_5
@@ -29,7 +30,7 @@ from pagewick.text.tool_calls.internlm import INTERNLM
 from pagewick.text.tool_calls.kimi import KIMI_K2
 from pagewick.text.tool_calls.lfm2 import LFM_2
 from pagewick.text.tool_calls.minicpm import MINICPM_5
-from pagewick.text.tool_calls.minimax import MINIMAX_M2
+from pagewick.text.tool_calls.minimax import MINIMAX_M1, MINIMAX_M2
 from pagewick.text.tool_calls.mistral import MISTRAL, MISTRAL_11
 from pagewick.text.tool_calls.nemotron import NEMOTRON, NEMOTRON_4
 from pagewick.text.tool_calls.offer import ToolOffer
@@ -47,7 +48,7 @@ _ALL = (
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW,
     MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON, DEEPSEEK_4, MINICPM_5, GIGACHAT_3, GIGACHAT_3_1,
-    FIREFUNCTION_2,
+    FIREFUNCTION_2, FUNCTIONARY_3_1, FUNCTIONARY_3_2, MINIMAX_M1,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -79,6 +80,7 @@ ALIASES: Mapping[str, str] = {
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
     "lfm2.5": "lfm2",
+    "minimax": "minimax_m1",
     "mistral_v3": "mistral",
     "mistral_v7": "mistral",
     "nemotron": "nemotron_json",
@@ -107,12 +109,15 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (INTERNLM, ("<|action_start|>",)),
     (HUNYUAN_LIST, ("<tool_calls>[",)),
     (HUNYUAN_LIST, ("<|bom|>", "<tool_calls>")),  # Jamba
+    (MINIMAX_M1, ("<tool_calls>", "<beginning_of_sentence>")),
     (HUNYUAN, ("<tool_calls>", "<tool_call>", "```json")),
     (MINICPM_5, ('<function name="', '<param name="')),  # its template has a <tool_sep> of its own
     (HY_3, ("<tool_sep", ":opensource")),
     (HY_3_PREVIEW, ("<tool_sep",)),
     (MIMO, ("<function=", "<parameter=", "parameter tags is preserved exactly as-is")),
     (QWEN_3_CODER, ("<function=", "<parameter=")),
+    (FUNCTIONARY_3_1, ("<|start_header_id|>", "<function=")),  # custom tools of Llama 3.1, too
+    (FUNCTIONARY_3_2, ("<|start_header_id|>", ">>>all")),
     (GLM_4_5, ("<arg_key>",)),
     (MINIMAX_M2, ("<minimax:tool_call>",)),
     (KIMI_K2, ("<|tool_calls_section_begin|>",)),

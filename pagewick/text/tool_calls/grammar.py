@@ -145,6 +145,11 @@ class GrammarWriter:
             return self.rule(f"/{pattern}/ {self.word(end)}")
         return self.rule(f"/{pattern}{literal(end)}/", "[lazy]")
 
+    def text_without(self, excluded: Sequence[str]) -> str:
+        """Add a terminal for a text, not empty, that none of the regular expressions matches as a whole."""
+        self._rules.append("TEXT: /(?s:.+)/" + "".join(f" & ~/{one}/" for one in excluded))
+        return "TEXT"
+
     def call(self, of_tool: Callable[[Tool], str]) -> str:
         """Add a rule for a call of any tool."""
         return self.rule(" | ".join(map(of_tool, self.offer.tools)))
@@ -169,10 +174,9 @@ class GrammarWriter:
             return self.lark(whole)
         others = [opener for opener in openers if opener not in self._ids]
         excluded = [f"(?s:.*){literal(opener)}(?s:.*)" for opener in others] + [start] * bool(start)
-        text = "/(?s:.+)/" + "".join(f" & ~/{one}/" for one in excluded)
-        self._rules.append(f"TEXT: {text}")
-        ways = ["TEXT?"] + [calls] * bool(start)
-        ways += [f"TEXT? {self.word(opener)} {calls}" for opener in openers if opener in self._ids]
+        text = self.text_without(excluded)
+        ways = [f"{text}?"] + [calls] * bool(start)
+        ways += [f"{text}? {self.word(opener)} {calls}" for opener in openers if opener in self._ids]
         # Beside texts that begin calls themselves, a text up to a marker of letters would be matched too far.
         if others and not start:
             to_call = self.rule(f"/(?s:.*)({'|'.join(map(literal, others))})/", "[lazy]")

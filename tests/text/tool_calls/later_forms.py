@@ -12,6 +12,18 @@ def firefunction(calls: Sequence[Call]) -> str:
     return f"functools{dumped(enveloped(calls))}"
 
 
+def functionary_31(calls: Sequence[Call]) -> str:
+    return "".join(f"<function={name}>{dumped(given)}</function>" for name, given in calls)
+
+
+def functionary_32(calls: Sequence[Call]) -> str:
+    return ">>>".join(f"{name}\n{dumped(given)}" for name, given in calls)
+
+
+def minimax_m1(calls: Sequence[Call]) -> str:
+    return "\n".join(["<tool_calls>", *map(dumped, enveloped(calls)), "</tool_calls>"])
+
+
 def _nested_in_python(call: Call) -> Call:
     """Return a call whose lists and objects are texts, as Jinja prints them."""
 

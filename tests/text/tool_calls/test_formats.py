@@ -258,8 +258,9 @@ def test_a_name_may_end_as_calls_of_built_in_tools_do(name: str) -> None:
 
 
 def test_all_formats_are_tested() -> None:
-    # The last two mark all parts of a response; see test_harmony.py and test_solar.py.
-    assert {*(family.parser for family in FAMILIES), "openai", "solar_open"} == BY_NAME.keys()
+    # The last three mark all parts of a response; see test_harmony.py, test_solar.py and test_functionary.py.
+    marked = {"openai", "solar_open", "functionary_v32"}
+    assert {family.parser for family in FAMILIES} | marked == BY_NAME.keys()
 
 
 def test_text_without_calls_is_passed_on_at_once() -> None:

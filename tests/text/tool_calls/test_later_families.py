@@ -13,7 +13,7 @@ import tokenizers
 from pagewick.text import tool_variables
 from tests.text.template_families import SYSTEM, TURNS
 from tests.text.tool_calls.families import OFFER
-from tests.text.tool_calls.later_forms import firefunction
+from tests.text.tool_calls.later_forms import firefunction, minimax_m1
 from tests.text.tool_calls.test_formats import BY_FAMILY, read
 from tests.text.tool_calls.test_grammars import accepts
 from tests.text.tool_calls.test_newer_families import CALL, FamilyServer, parts_of
@@ -79,3 +79,11 @@ def test_a_word_alone_begins_no_call_of_firefunction() -> None:
     for text in ("import functools\n", "functools.cache", "functools [1]"):
         assert accepts(family, OFFER, text) and read(family, text).shown == text
     assert not accepts(family, OFFER, "functools[1]")
+
+
+def test_minimax_m1_through_the_server() -> None:
+    assert parts_of(FamilyServer("MiniMax-M1", f"So:\n{minimax_m1(CALL)}").message()) == (None, "So:", CALL)
+    cut = minimax_m1(CALL * 2).removesuffix("\n</tool_calls>")
+    assert parts_of(FamilyServer("MiniMax-M1", cut).message()) == (None, None, CALL * 2)
+    text = prompt("MiniMax-M1", ASK, CALLED, result("c1", "windy"), tools=TOOLS)
+    assert minimax_m1([("get_weather", {"city": "Rome"})]) in text and "tool result: windy" in text
