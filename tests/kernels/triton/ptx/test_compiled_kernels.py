@@ -73,6 +73,7 @@ SM_80 = {
         "test_chunks_of_channels_that_forget_everything_and_nothing",
         "test_a_sequence_has_the_same_bits_alone_and_in_chunks[True]",
     ],
+    "test_selected_blocks.py": ["test_attention_to_blocks[dtype1-5-1]", "test_selected_blocks[dtype1-2]"],
     "test_window_attention.py": ["test_a_sequence_has_the_same_bits_in_any_company_and_with_memory_for_few_splits"],
 }
 # Products of other tiles than those of sm_80: on sm_90 most of them are of warpgroups.
@@ -107,6 +108,10 @@ FILES = {
     target: tuple({**sample, **dict.fromkeys((*SM_80, BATCH_INVARIANCE))}) if IS_DEEP else tuple(sample)
     for target, sample in SAMPLES.items()
 }
+# Files whose tests launch no kernels, or run whole models.
+OTHER_FILES = {
+    "test_backend.py", "test_fallback.py", "test_launches.py", "test_models.py", "test_on_gpu.py", "test_resources.py",
+}  # fmt: skip
 # Tests whose subject the emulator is not; they would only pass again.
 ELSEWHERE = ("packing", "refused", "unsupported", "other_calls", "definition_itself", "experts_in_host_memory")
 
@@ -146,3 +151,8 @@ def test_compiled_kernels_pass_the_tests_of_interpreted_ones(target: str, file: 
     found = outcomes(target)[Path(file).stem]
     assert found, "no test ran"
     assert [text for text in found if text != "passed"] == []
+
+
+def test_every_file_of_kernels_has_its_sample() -> None:
+    files = {path.name for path in HERE.parent.glob("test_*.py")}
+    assert files - OTHER_FILES == {file for sample in SAMPLES.values() for file in sample} - {PROGRAMS, VARIANTS}
