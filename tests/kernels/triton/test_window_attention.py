@@ -86,7 +86,8 @@ def make_batch(
         chosen = _selected(lens, starts, tables[1], ratio, generator) if kind == "selected" else None
         seen = Entries(entries.to(dtype), tables[1], ratio, chosen)
     q, sinks = numbers(sum(q_lens), heads, dim, seed=1), 3 * numbers(heads, seed=2)
-    options = ScoreOptions(SCALE, window, sinks=sinks)
+    # Scores are as far apart for any size of keys.
+    options = ScoreOptions(SCALE * (DIM / dim) ** 0.5, window, sinks=sinks)
     return Batch(q.to(dtype), cache.to(dtype), AttentionMetadata(tables[0], lens, starts), options, seen)
 
 
