@@ -116,7 +116,8 @@ def score_keys(
     q: [T, H, I], rotated. weights: [T, H] float32. scores: [num_tokens, score_stride], of which a token that sees more
     than top_k keys, one for `ratio` tokens, gets as many as it sees.
     """
-    tile, first_key = tl.program_id(0), tl.program_id(1) * BLOCK_N
+    # Programs run in the order of the first number: those of a tile of tokens read the same queries.
+    first_key, tile = tl.program_id(0) * BLOCK_N, tl.program_id(1)
     seq = sequence_of_tile(cu_seqlens_q, tile, num_seqs, first_token, num_tokens, TOKENS)
     begin = first_of(cu_seqlens_q, seq, first_token, num_tokens)
     start = begin + (tile - (begin // TOKENS + seq)) * TOKENS
@@ -301,7 +302,8 @@ def score(
     heads = next(room for room in HEADS if room >= num_heads)
     variant = _SCORE[Key(target_of(q.device), q.dtype, dim, heads)]
     num_seqs, num_keys = len(metadata.context_lens), metadata.block_tables.shape[1] * cache.shape[1]
-    grid = len(scores) // TOKENS + num_seqs, -(-num_keys // variant.constexprs["BLOCK_N"])
+    # The second number has a limit of 65,535, which tiles of a million keys in float32 would exceed.
+    grid = -(-num_keys // variant.constexprs["BLOCK_N"]), len(scores) // TOKENS + num_seqs
     arguments: dict[str, Any] = {
         "q": q, "weights": weights, "cache": cache, "block_tables": metadata.block_tables,
         "context_lens": metadata.context_lens, "cu_seqlens_q": metadata.cu_seqlens_q, "scores": scores,

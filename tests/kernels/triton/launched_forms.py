@@ -144,6 +144,10 @@ def _select(num_tokens: int, widths: Sequence[int], rotation: ops.Rotation) -> N
     for each, width, top_k in itertools.product((1, _LONG), widths, (100, 2048)):
         batch = _metadata([*range(0, num_tokens, each), num_tokens], width)
         index.select_keys(queries, weights, cache, batch, batch.block_tables, rotation=rotation, top_k=top_k)
+    # A million keys.
+    one, batch = queries[:1].float(), _metadata([0, 1], 2**20 // 64)
+    angles = ops.Rotation(*(each[:1] for each in rotation[:2]))
+    index.select_keys(one, weights[:1], cache.float(), batch, batch.block_tables, rotation=angles, top_k=100)
 
 
 def _select_blocks(num_tokens: int, widths: Sequence[int], rotation: ops.Rotation) -> None:
