@@ -30,6 +30,9 @@ MAX_CACHED_TEMPLATES = 8
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 # Seed-OSS's template reads how many tokens of thought it has; none switches thinking off.
 BUDGET_VARIABLE = "thinking_budget"
+# MiniMax-M3's template reads from this what enable_thinking says elsewhere.
+MODE_VARIABLE = "thinking_mode"
+_SWITCHES = (*THINKING_SWITCHES, BUDGET_VARIABLE, MODE_VARIABLE)
 # The infill tokens before the prefix, before the suffix, and before the middle, which the model writes.
 KNOWN_INFILL_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -143,7 +146,7 @@ class PromptEncoder:
             ReasoningTags.find(tokenizer, ()) if chat_template is None else chat_template.reasoning_tags
         )
         self.template_variables = chat_template.variables if chat_template is not None else frozenset[str]()
-        self.can_think_by_switch = not self.template_variables.isdisjoint((*THINKING_SWITCHES, BUDGET_VARIABLE))
+        self.can_think_by_switch = not self.template_variables.isdisjoint(_SWITCHES)
         sources = () if chat_template is None else chat_template.sources
         self.call_format = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
         self.part_formats: list[PartFormat] = [ToolCallFormat(self.call_format, tokenizer)]
@@ -216,6 +219,7 @@ class PromptEncoder:
             raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
         if (switch := next((variables[name] for name in THINKING_SWITCHES if name in variables), None)) is not None:
             variables = {**dict.fromkeys(THINKING_SWITCHES, switch), **variables}
+            variables.setdefault(MODE_VARIABLE, "enabled" if switch else "disabled")
             if switch is False:
                 variables.setdefault(BUDGET_VARIABLE, 0)
         is_continued = how.get("continue_final_message", False)

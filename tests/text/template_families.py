@@ -463,6 +463,18 @@ FAMILIES = [
         eos="<end_of_sentence>",
         calls=True,
     ),
+    Family(
+        "MiniMax-M3",
+        "minimax-m3",
+        "]~!b[]~b]system\nThinking is adaptive.[e~[\n]~b]developer\nBe brief.[e~[\n]~b]user\nHi[e~[\n"
+        "]~b]ai\n</mm:think>Hello.[e~[\n]~b]user\nAnd?[e~[\n]~b]ai\n",
+        "]~b]",
+        bos="]~!b[",
+        eos="[e~[",
+        words="]<]minimax[>[ <tool_call> </tool_call> <mm:think> </mm:think>",
+        has_parts=True,
+        calls=True,
+    ),
 ]
 # Templates that need variables, which the tests of all families do not give.
 APART = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -56,17 +57,32 @@ def strings_and_others(schema: Any, root: Mapping[str, Any]) -> tuple[Mapping[st
         strings += [{**one, "type": "string"}] * ("string" in types)
         kept = sorted(types - {"string", "integer"} if "number" in types else types - {"string"})
         others += [{**one, "type": kept}] * bool(kept)
-    return _any_of(strings), _any_of(others)
+    return any_of(strings), any_of(others)
 
 
-def _any_of(schemas: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
+def any_of(schemas: Sequence[Any]) -> Any:
+    """Return the schema of values that fit one of these; empty if there are none."""
+    return schemas[0] if len(schemas) == 1 else {"anyOf": [*schemas]} if schemas else {}
 
 
 def properties_of(alternative: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schemas of an object's properties by their names."""
     found = alternative.get("properties")
     return found if isinstance(found, Mapping) else {}
+
+
+def merged_properties(forms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the schemas of the properties that any of these schemas of objects has or requires."""
+    if len(forms) == 1:
+        found = dict(properties_of(forms[0]))
+    else:
+        ways: dict[str, dict[str, Any]] = {}
+        for form in forms:
+            for key, schema in properties_of(form).items():
+                ways.setdefault(key, {})[json.dumps(schema, sort_keys=True)] = schema
+        found = {key: any_of([*schemas.values()]) for key, schemas in ways.items()}
+    # Any value will do for a property that is required but has no schema.
+    return found | {key: {} for form in forms for key in required_of(form) if key not in found}
 
 
 def required_of(alternative: Mapping[str, Any]) -> list[str]:

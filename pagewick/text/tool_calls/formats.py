@@ -16,6 +16,7 @@ from pagewick.text.tool_calls.bare_json import LLAMA_3, PLAIN_JSON, XLAM
 from pagewick.text.tool_calls.command_r import COMMAND_R, COMMAND_R7B
 from pagewick.text.tool_calls.deepseek import DEEPSEEK_3, DEEPSEEK_3_1
 from pagewick.text.tool_calls.dsml import DEEPSEEK_3_2, DEEPSEEK_4
+from pagewick.text.tool_calls.elements import MINIMAX_M3
 from pagewick.text.tool_calls.firefunction import FIREFUNCTION_2
 from pagewick.text.tool_calls.functionary import FUNCTIONARY_3_1, FUNCTIONARY_3_2
 from pagewick.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_3, GEMMA_4
@@ -48,7 +49,7 @@ _ALL = (
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW,
     MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON, DEEPSEEK_4, MINICPM_5, GIGACHAT_3, GIGACHAT_3_1,
-    FIREFUNCTION_2, FUNCTIONARY_3_1, FUNCTIONARY_3_2, MINIMAX_M1,
+    FIREFUNCTION_2, FUNCTIONARY_3_1, FUNCTIONARY_3_2, MINIMAX_M1, MINIMAX_M3,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -94,12 +95,14 @@ ALIASES: Mapping[str, str] = {
     "step3p5": "qwen3_coder",
     "trinity": "hermes",
     "minimax-m2": "minimax_m2",
+    "minimax-m3": "minimax_m3",
 }
 # A format is the first one all of whose words are in a template.
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     (SOLAR_OPEN, ("<|tool_call:begin|>",)),
     (SEED_OSS, ("<seed:tool_call>",)),
+    (MINIMAX_M3, ("]<]minimax[>[",)),
     (LFM_2, ("<|tool_list_start|>",)),
     (LFM_2, ("<|tool_call_start|>",)),
     (LFM_2, ("List of tools: ", "keep_past_thinking")),  # the first of LFM2.5

@@ -84,10 +84,20 @@ class GrammarWriter:
         required = tool.required
         return [(key, schema, key in required) for key, schema in tool.properties.items()]
 
-    def tagged(self, tool: Tool, schema: Any, pad: str, end: str, *, quotes: tuple[str, str] | None = None) -> str:
+    def tagged(
+        self,
+        tool: Tool,
+        schema: Any,
+        pad: str,
+        end: str,
+        *,
+        quotes: tuple[str, str] | None = None,
+        is_beside_marker: bool = False,
+    ) -> str:
         """Return an expression for one argument and the marker after it, where strings have no quotes.
 
         quotes: texts that may be around a string. Without them, it does not begin like the first one.
+        is_beside_marker: other values begin with the marker, so that no string but the empty one does.
 
         Raises UnsupportedError for a strict tool with a keyword that cannot be kept in a text without quotes.
         """
@@ -97,7 +107,8 @@ class GrammarWriter:
         if texts and not any("$ref" in one for one in options):
             if any(choices_of(one) is None for one in texts):
                 self._check_kept(tool, options)
-                text = self._text(text_pattern(options), pad + end if end not in self._ids else end, quotes)
+                pattern, last = text_pattern(options), end if end in self._ids else pad + end
+                text = self._text(pattern, last, quotes) if not is_beside_marker else self._text_beside(pattern, end)
                 return f"{self.word(pad)} {text}" if pad else text
             choices = dict.fromkeys(as_text(value) for one in options for value in choices_of(one) or ())
             found = [self.word(f"{pad}{choice}{pad}") for choice in choices]
@@ -115,6 +126,14 @@ class GrammarWriter:
         quoted = self.text_until(end, pattern + literal(closing))
         plain = f"([^{literal(opening[0])}](?s:.*))?" if pattern == ANY_TEXT else pattern
         return self.rule(f"{self.word(opening)} {quoted} | {self.text_until(end, plain)}")
+
+    def _text_beside(self, pattern: str, end: str) -> str:
+        if end in self._ids:
+            return self.text_until(end, pattern)
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: /{pattern}{literal(end)}/ & ~/{literal(end)}(?s:.*)/")
+        text = self.rule(name, "[lazy]")
+        return self.rule(f"{text} | {self.word(end)}") if pattern == ANY_TEXT else text
 
     def _check_kept(self, tool: Tool, options: Sequence[Mapping[str, Any]]) -> None:
         if tool.is_strict and (wrong := unkept_keyword(options)) is not None:

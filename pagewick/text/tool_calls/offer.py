@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from pagewick.text.tool_calls.alternatives import alternatives, properties_of, required_of, types_within
+from pagewick.text.tool_calls.alternatives import (
+    alternatives,
+    merged_properties,
+    properties_of,
+    required_of,
+    types_within,
+)
 
 Mode = Literal["none", "auto", "required"]
 Form = Literal["json", "text"]
@@ -53,17 +58,7 @@ class Tool:
     @property
     def properties(self) -> Mapping[str, Any]:
         """The schemas of the arguments by name, of all forms."""
-        forms = self.forms
-        if len(forms) == 1:
-            found = dict(properties_of(forms[0]))
-        else:
-            ways: dict[str, dict[str, Any]] = {}
-            for form in forms:
-                for key, schema in properties_of(form).items():
-                    ways.setdefault(key, {})[json.dumps(schema, sort_keys=True)] = schema
-            found = {key: _one_of([*schemas.values()]) for key, schemas in ways.items()}
-        # Any value will do for an argument that is required but has no schema.
-        return found | {key: {} for form in forms for key in required_of(form) if key not in found}
+        return merged_properties(self.forms)
 
     @property
     def required(self) -> frozenset[str]:
@@ -82,10 +77,6 @@ class Tool:
             if missing:
                 schema["properties"] = {**properties, **missing}
         return schema
-
-
-def _one_of(schemas: list[Any]) -> Any:
-    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 @dataclass(frozen=True)

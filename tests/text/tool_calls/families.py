@@ -55,6 +55,7 @@ FAMILIES = [
     Family("seed_oss", later_forms.seed_oss_python),
     Family("minicpm5", later_forms.minicpm_5_python), Family("firefunction", later_forms.firefunction),
     Family("functionary_v31", later_forms.functionary_31), Family("minimax_m1", later_forms.minimax_m1),
+    Family("minimax_m3", later_forms.minimax_m3),
     Family("json", forms.plain_list, is_bare=True), Family("json", forms.fenced_list, is_bare=True),
     Family("json", forms.llama, is_bare=True),
 ]  # fmt: skip

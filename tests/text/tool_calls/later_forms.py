@@ -24,6 +24,21 @@ def minimax_m1(calls: Sequence[Call]) -> str:
     return "\n".join(["<tool_calls>", *map(dumped, enveloped(calls)), "</tool_calls>"])
 
 
+def minimax_m3(calls: Sequence[Call]) -> str:
+    """The template leaves out members that are null. A model may write one."""
+    mark = "]<]minimax[>["
+
+    def shown(value: Any) -> str:
+        if isinstance(value, dict):
+            return "".join(f"{mark}<{key}>{shown(one)}{mark}</{key}>" for key, one in value.items())
+        if isinstance(value, list):
+            return "".join(f"{mark}<item>{shown(one)}{mark}</item>" for one in value)
+        return value if isinstance(value, str) else dumped(value)
+
+    lines = [f'{mark}<invoke name="{name}">{shown(given)}{mark}</invoke>' for name, given in calls]
+    return "\n".join([f"{mark}<tool_call>", *lines, f"{mark}</tool_call>"])
+
+
 def _nested_in_python(call: Call) -> Call:
     """Return a call whose lists and objects are texts, as Jinja prints them."""
 

@@ -18,8 +18,10 @@ from tests.text.tool_calls.test_grammars import IN_PYTHON, VOCABULARY, WRITTEN, 
 IN_TAGS = ("qwen3_coder", "glm45", "minimax_m2", "seed_oss", "minicpm5")
 # Those that tell strings from other values.
 WITH_KINDS = ("functiongemma", "gemma4", "deepseek_v32")
+# Those whose arrays and objects are no JSON.
+OF_THEIR_OWN = ("functiongemma", "minimax_m3")
 in_tags = pytest.mark.parametrize("name", IN_TAGS)
-without_quotes = pytest.mark.parametrize("name", [*IN_TAGS, *WITH_KINDS])
+without_quotes = pytest.mark.parametrize("name", [*IN_TAGS, "minimax_m3", *WITH_KINDS])
 DEFINITIONS = {
     "Name": {"type": ["string", "null"]},
     "Color": {"title": "Color", "type": "string", "enum": ["red", "light blue"]},
@@ -175,7 +177,8 @@ def test_strings_that_look_like_other_values_stay_strings(name: str) -> None:
         assert takes(name, {}, value) and takes(name, {"type": ["string", "null"]}, value)
 
 
-def test_a_notation_of_its_own_keeps_arrays_and_objects_exactly() -> None:
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_a_notation_of_its_own_keeps_arrays_and_objects_exactly(name: str) -> None:
     whole = {"type": "integer"}
     for schema, fitting, others in (
         ({"type": "array", "items": whole, "minItems": 1}, ([1], [1, 2, 3]), ([], ["a"])),
@@ -187,17 +190,18 @@ def test_a_notation_of_its_own_keeps_arrays_and_objects_exactly() -> None:
         ({"type": "array", "items": False}, ([],), ([1],)),
         ({"type": "object", "properties": {"b": whole}, "required": ["b", "c"]}, ({"b": 1, "c": "x"},), ({"b": 1}, {})),
         ({"type": "object", "properties": {"b": whole}}, ({}, {"b": 1}), ({"b": None},)),
-        ({"type": "object", "additionalProperties": whole}, ({}, {"x y": 1, "z": 2}), ({"x": "1"},)),
+        ({"type": "object", "additionalProperties": whole}, ({}, {"x y": 1, "z": 2}), ({"x": "a"},)),
         ({"type": "object", "additionalProperties": False}, ({},), ({"x": 1},)),
-        ({"type": "object"}, ({}, {"x": {"y": ["a", 1.5]}}), ([],)),
+        ({"type": "object"}, ({}, {"x": {"y": ["a", 1.5]}}), ("x",)),
         ({"$ref": "#/$defs/Tree"}, ({"of": []}, {"of": [{"of": []}, {"of": []}]}), ({}, {"of": [1]})),
     ):
         for value in fitting:
-            assert takes("functiongemma", schema, value, is_strict=True), (schema, value)
+            assert takes(name, schema, value, is_strict=True), (schema, value)
         for value in others:
-            assert not takes("functiongemma", schema, value, is_strict=True), (schema, value)
+            assert not takes(name, schema, value, is_strict=True), (schema, value)
 
 
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
 @pytest.mark.parametrize(
     ("schema", "keyword"),
     [
@@ -209,18 +213,19 @@ def test_a_notation_of_its_own_keeps_arrays_and_objects_exactly() -> None:
         ({"type": "array", "items": {"type": "array", "contains": {"const": 1}}}, "contains"),
     ],
 )
-def test_a_strict_tool_with_what_the_notation_cannot_keep_is_refused(schema: Any, keyword: str) -> None:
+def test_a_strict_tool_with_what_the_notation_cannot_keep_is_refused(name: str, schema: Any, keyword: str) -> None:
     with pytest.raises(UnsupportedError, match=f"'{keyword}' cannot be kept; leave it out of the strict tool 'f'"):
-        grammar_of(WRITTEN["functiongemma"], with_argument(schema, is_strict=True))
-    assert takes("functiongemma", schema, [] if schema["type"] == "array" else {})
+        grammar_of(WRITTEN[name], with_argument(schema, is_strict=True))
+    assert takes(name, schema, [] if schema["type"] == "array" else {})
 
 
-def test_a_strict_tool_with_values_nested_too_deep_is_refused() -> None:
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_a_strict_tool_with_values_nested_too_deep_is_refused(name: str) -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(5):
         schema = {"type": "array", "items": schema, "minItems": 1}
     with pytest.raises(UnsupportedError, match="within more than 4 others"):
-        grammar_of(WRITTEN["functiongemma"], with_argument(schema, is_strict=True))
+        grammar_of(WRITTEN[name], with_argument(schema, is_strict=True))
 
 
 @each_format
@@ -242,7 +247,7 @@ def test_parameters_behind_a_reference_or_in_alternatives(name: str) -> None:
 def test_alternatives_of_all_parameters_are_refused_where_they_cannot_be_kept() -> None:
     parameters = {"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
     offer = ToolOffer([Tool("f", parameters, is_strict=True)])
-    for name in (*IN_TAGS, "functiongemma", "pythonic", "gemma3"):
+    for name in (*IN_TAGS, *OF_THEIR_OWN, "pythonic", "gemma3"):
         with pytest.raises(UnsupportedError, match="leave anyOf and oneOf out of the strict tool 'f'"):
             grammar_of(WRITTEN[name], offer)
     grammar_of(WRITTEN["hermes"], offer)

@@ -76,7 +76,7 @@ def test_markers_that_are_tokens(name: str, is_required: bool) -> None:
     words = [
         word
         for word in format_with(family, has_tokens=False).form.words
-        if re.fullmatch(r"[<\[]\S+[>\]]|<[a-z]+", word)
+        if re.fullmatch(r"[<\[\]]\S+[>\]\[]|<[a-z]+", word)
     ]
     tokenizer: Any = AllTokens(words)
     ids = {word: tokenizer.id_of(word) for word in words}
