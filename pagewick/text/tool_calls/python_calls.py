@@ -128,12 +128,18 @@ def _pair(reader: Reader, write: Write, depth: int) -> Reading[None]:
 
 
 def string(reader: Reader, write: Write) -> Reading[None]:
-    """Read a Python string in single or double quotes; write it as JSON."""
+    """Read a Python string in single or double quotes; write it as JSON.
+
+    A quote that a letter or digit follows belongs to the string: LFM2.5's template shows texts such as 'it's'.
+    """
     quote = yield from reader.take()
     if quote not in ("'", '"'):
         raise NoCall
     write('"')
-    while (char := (yield from reader.take())) != quote:
+    while True:
+        char = yield from reader.take()
+        if char == quote and not (yield from reader.peek()).isalnum():
+            break
         if char != "\\":
             write(escaped(char))
             continue

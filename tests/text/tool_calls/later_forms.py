@@ -39,6 +39,16 @@ def minimax_m3(calls: Sequence[Call]) -> str:
     return "\n".join([f"{mark}<tool_call>", *lines, f"{mark}</tool_call>"])
 
 
+def lfm_25(calls: Sequence[Call]) -> str:
+    """Its template puts single quotes around texts, and escapes nothing."""
+
+    def shown(value: Any) -> str:
+        return f"'{value}'" if isinstance(value, str) else dumped(value) if isinstance(value, dict) else python(value)
+
+    listed = (f"{name}({', '.join(f'{key}={shown(one)}' for key, one in given.items())})" for name, given in calls)
+    return f"<|tool_call_start|>[{', '.join(listed)}]<|tool_call_end|>"
+
+
 def _nested_in_python(call: Call) -> Call:
     """Return a call whose lists and objects are texts, as Jinja prints them."""
 

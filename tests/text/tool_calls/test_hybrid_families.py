@@ -11,6 +11,7 @@ from pagewick.text.reasoning import Reasoning, ReasoningTags, Stage
 from pagewick.text.tool_calls.formats import format_named, format_of
 from pagewick.text.tool_calls.offer import ToolOffer
 from tests.text.tool_calls.families import TOOLS, tool
+from tests.text.tool_calls.later_forms import lfm_25
 from tests.text.tool_calls.test_formats import BY_FAMILY, read
 from tests.text.tool_calls.test_prompts_with_tools import ASK, BY_NAME, CALLED, encoder, prompt, result
 from tests.text.tool_calls.test_prompts_with_tools import TOOLS as FUNCTIONS
@@ -53,6 +54,22 @@ def test_the_format_of_a_template(source: str, name: str) -> None:
 )
 def test_names(alias: str, name: str) -> None:
     assert format_named(alias).name == name
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize(
+    "city", ["it's", "l'été, d'où (qu'on)", 'the "5"x', "a\nb", "'80s", "C:\\ on", "", "a 'b' c, d=1"]
+)
+def test_texts_of_lfm_25_have_quotes_that_are_not_escaped(city: str, has_tokens: bool) -> None:
+    """Those within words are no ends. Where one may be an end, the whole call stays text."""
+    calls = [("get_weather", {"city": city, "days": 3})]
+    text = lfm_25(calls)
+    for cuts in ((), range(1, len(text))):
+        found = read(LFM, text, *cuts, has_tokens=has_tokens)
+        if " 'b' " in city:
+            assert not found.calls and found.shown == found.fed
+        else:
+            assert found.parsed == calls and found.shown == ""
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])
