@@ -28,7 +28,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 ATTENTION_PACKAGES = ("FLASH_ATTN", "FLASHINFER", "TORCH_VARLEN")
 ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "CPU_ATTN", *ATTENTION_PACKAGES)
 HUBS = ("huggingface", "modelscope")
-SPECULATIVE_METHODS = ("none", "ngram", "draft")
+SPECULATIVE_METHODS = ("none", "ngram", "draft", "mtp")
 # Fields in bytes.
 SIZES = (
     "kv_cache_memory",
@@ -123,7 +123,8 @@ class EngineConfig:
         None, "Seconds after which a request that sets no timeout is ended (else no limit)."
     )
     speculative_method: str | None = _option(
-        None, "Source of draft tokens: none, ngram (the text) or draft (a model; the default beside one)."
+        None,
+        "Source of draft tokens: none, ngram (the text), mtp (the model's own layer) or draft (another model).",
     )
     speculative_model: str | None = _option(None, "Directory or id of the draft model, for --speculative-method draft.")
     num_speculative_tokens: int = _option(4, "Draft tokens of a sequence in each step.")

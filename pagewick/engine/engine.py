@@ -322,7 +322,8 @@ def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
 
 def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | None) -> Speculation | None:
     """Return the settings of speculation, if any. Raises ConfigError if the model cannot drop rejected draft tokens."""
-    uses_draft_model = drafter is not None or config.speculative_method == "draft"
+    uses_mtp = drafter is None and config.speculative_method == "mtp"
+    uses_draft_model = drafter is not None or config.speculative_method in ("draft", "mtp")
     if config.speculative_method == "none" and drafter is None:
         return None
     if any(group.spec.prefix_reuse == "snapshots" for group in runner.groups):
@@ -337,4 +338,5 @@ def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | N
         max_ngram=config.ngram_prompt_lookup_max,
         max_batch=config.speculative_max_batch,
         max_num_logits=max_num_logits(config.max_num_seqs, config.num_speculative_tokens),
+        uses_mtp=uses_mtp,
     )

@@ -33,6 +33,7 @@ from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.models.end_tokens import eos_token_ids
+from pagewick.models.mtp_config import with_mtp
 from pagewick.models.registry import build_model, read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.option_checks import flag_of
@@ -101,6 +102,8 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
             rope_theta=config.rope_theta,
             language_model_only=config.language_model_only,
         ).fitted(source.names())
+        if config.speculative_method == "mtp":
+            model_config = with_mtp(model_config, list(source.names()))
         check_encoder_options(config, model_config)
         config, model_config, images = _with_images(config, model_config, collectives)
         eos = _end_token_ids(config, model_config, source)

@@ -15,7 +15,7 @@ from pagewick import kernels
 from pagewick.config import ATTENTION_PACKAGES, EngineConfig
 from pagewick.devices import choose_device, torch_device
 from pagewick.engine.adapter_loading import AdapterLoader
-from pagewick.engine.batch import AdapterLoad, SlotResult, SlotWork, StepMasks, StepOutput, StepPlan
+from pagewick.engine.batch import AdapterLoad, SlotWork, StepMasks, StepOutput, StepPlan
 from pagewick.engine.batch_filling import batch_filler
 from pagewick.engine.cache.block_store import DISK_ALLOWED_S, BlockStore
 from pagewick.engine.cache.disk_store import DiskStore
@@ -24,12 +24,15 @@ from pagewick.engine.cache.fingerprint import RotatingPart, model_fingerprint
 from pagewick.engine.cache.kv_cache import allocate_cache
 from pagewick.engine.forward import ForwardOutput, ForwardStage, closed
 from pagewick.engine.graph.choice import step_graph
+from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.model_loading import load_model, num_parameters, warn_of_options
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
-from pagewick.engine.speculation.drafting import Drafter, DraftRequest
+from pagewick.engine.speculation.drafting import Drafter
+from pagewick.engine.speculation.mtp import MtpProposals
+from pagewick.engine.speculation.proposals import DrafterProposals, Proposals
 from pagewick.engine.step_memory import StepLimits, gpu_graph_bytes, gpu_step_bytes
 from pagewick.engine.step_time_limits import StepTimeLimits, TimeLimit
 from pagewick.engine.streams import stream_of
@@ -110,12 +113,9 @@ class ModelRunner:
                 target_directory=Path(config.model),
             )
         self._drafter = drafter or self.draft_model
+        self._proposals: Proposals | None = None
         self._progress = progress or Progress.private()
         self._time_limits = _time_limits_of(self.model, loaded.model_config, self.device, collectives)
-        self._draft_time_limits: StepTimeLimits | None = None
-        if self.draft_model is not None:
-            draft = self.draft_model
-            self._draft_time_limits = _time_limits_of(draft.model, draft.model_config, self.device, collectives)
         if progress is not None:
             _mark_layers([self.model, *([self.draft_model.model] if self.draft_model else [])], progress)
 
@@ -178,6 +178,7 @@ class ModelRunner:
             self._collectives.tp_size,
             self._progress,
         )
+        self._proposals = self._make_proposals()
         is_lazy = self.device.type != "cpu"
         self._sampler = SlotSampler(self.model, self._slots, self.device, is_lazy=is_lazy)
         caches = allocate_cache(self.groups, num_blocks, self.device)
@@ -202,8 +203,8 @@ class ModelRunner:
             return StepHandle.done(self._load_adapter(plan.adapter))
         unreadable = self._move(plan)
         for start in plan.starts:
-            if self._drafter is not None:
-                self._drafter.start(start.slot)
+            if self._proposals is not None:
+                self._proposals.start(start.slot)
         if unreadable or not plan.has_work:
             self._slots.apply(plan)
             return StepHandle.done(StepOutput([], unreadable, self._can_write))
@@ -215,17 +216,20 @@ class ModelRunner:
         self._expect(self._time_limits.of_forward(plan, limit if stage != ForwardStage.HIDDEN_STATES else None))
         if extras := self._sampler.extras(plan, stage):
             batch = replace(batch, extras=extras)
+        if self._proposals is not None and self._proposals.reads_hidden_states:
+            # A step that runs ahead would write to the hidden states before they are read.
+            batch = replace(batch, is_steady=False)
         output = self._forward(batch, stage)
-        return StepHandle(partial(self._sample, plan, output, limit), plan.work)
+        return StepHandle(partial(self._sample, plan, batch, output, limit), plan.work)
 
     def _sample(
-        self, plan: StepPlan, output: ForwardOutput, limit: TimeLimit, masks: Masks
+        self, plan: StepPlan, batch: HostBatch, output: ForwardOutput, limit: TimeLimit, masks: Masks
     ) -> Callable[[], StepOutput]:
         """Sample after a forward pass, within `limit`; returns a function that waits for the step's output."""
         self._expect(limit)
         found = self._sampler.sample(plan, output, masks)
-        if any(work.num_wanted_drafts for work in plan.work):
-            self._draft(plan.work, found.get())
+        if self._proposals is not None:
+            self._proposals.add_to(found, plan, batch, output.hidden_states)
         self._progress.expect()
 
         def wait() -> StepOutput:
@@ -282,31 +286,20 @@ class ModelRunner:
             unreadable = [key for key, count in zip(keys, failed.tolist(), strict=True) if count]
         return unreadable
 
-    def _draft(self, works: Sequence[SlotWork], results: Sequence[SlotResult]) -> None:
-        """Propose draft tokens after the tokens just drawn, for the works that want some."""
-        wanted = [
-            (work, result)
-            for work, result in zip(works, results, strict=True)
-            if work.num_wanted_drafts
-            and result.token_ids
-            and result.error is None
-            and result.token_ids[-1] not in self._slots.sampling(work.slot).stop_token_ids
-        ]
-        if self._drafter is None or not wanted:
-            return
-        requests = [
-            DraftRequest(
-                work.slot,
-                self._slots.history(work.slot),
-                self._slots.sampling(work.slot),
-                work.num_wanted_drafts,
+    def _make_proposals(self) -> Proposals | None:
+        """Return the source of draft tokens that this rank has; a drafter that was given comes first."""
+        if self._drafter is None:
+            if self.model.model.mtp is None:
+                return None
+            return MtpProposals(
+                self.model, self._slots, self.device, lambda number: self._expect(self._time_limits.of_tokens(number))
             )
-            for work, _ in wanted
-        ]
-        if self._draft_time_limits is not None:
-            self._expect(self._draft_time_limits.of_tokens(self.config.max_num_batched_tokens))
-        for (_, result), draft_token_ids in zip(wanted, self._drafter.propose(requests), strict=True):
-            result.draft_token_ids = draft_token_ids
+        expect: Callable[[], None] = self._progress.expect
+        if (draft := self.draft_model) is not None:
+            limits = _time_limits_of(draft.model, draft.model_config, self.device, self._collectives)
+            longest = limits.of_tokens(self.config.max_num_batched_tokens or 1)
+            expect = partial(self._expect, longest)
+        return DrafterProposals(self._drafter, self._slots, expect)
 
     def _open_disk(self) -> DiskStore | None:
         config = self.config

@@ -22,6 +22,7 @@ from pagewick.errors import ConfigError, ModelLoadError, NotEnoughMemoryError
 from pagewick.log import get_logger
 from pagewick.models.adapter_memory import adapter_bytes
 from pagewick.models.config import ModelConfig
+from pagewick.models.mtp_config import with_mtp
 from pagewick.models.registry import read_config
 from pagewick.models.tensor_sizes import ModelTensor
 from pagewick.models.tensors import model_tensors
@@ -55,12 +56,13 @@ class FoundModel:
     dtypes: Mapping[str, str]
 
     @classmethod
-    def of(cls, found: Description, quantization: str | None = None, **changes: Any) -> Self:
+    def of(cls, found: Description, quantization: str | None = None, *, has_mtp: bool = False, **changes: Any) -> Self:
         """Read a description. quantization: the mix to which the weights will be quantized. Raises ConfigError.
 
-        changes: options of read_config.
+        has_mtp: as in ModelConfig. changes: options of read_config.
         """
         model, names = read_config(found.config, **changes), [tensor.name for tensor in found.tensors]
+        model = with_mtp(model, names) if has_mtp else model
         tensors: Sequence[TensorInfo] = found.tensors
         at_load: Mapping[str, str] = {}
         if quantization not in (None, "auto"):
@@ -270,7 +272,7 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
 
 
 class _Model(NamedTuple):
-    """A model that a config names. mix: to which it is quantized at load. changes: options of read_config.
+    """A model that a config names. mix: to which it is quantized at load. changes: options of FoundModel.of.
 
     mmproj: the GGUF file with the part that sees.
     """
@@ -287,6 +289,7 @@ def _models(config: EngineConfig) -> list[_Model]:
         "rope_scaling": config.rope_scaling,
         "rope_theta": config.rope_theta,
         "language_model_only": config.language_model_only,
+        "has_mtp": config.speculative_method == "mtp",
     }
     models = [_Model(Path(config.model), config.quantization, changes, config.mmproj)]
     if config.speculative_model is not None:

@@ -180,12 +180,34 @@ class Slots:
             adapters=adapters if (adapters != self._no_adapter).any() else None,
             starts=[*streams.starts, *(work.start for work in works)],
             num_tokens=[*[1] * len(streams.slots), *(work.num_tokens for work in works)],
-            block_tables=[
-                tables[slots, : lens[slots].max()]
-                for tables, lens in zip(self._block_tables, self._table_lens, strict=True)
-            ],
+            block_tables=self._tables_of(slots),
             specs=self._specs,
         )
+
+    def num_covered(self, slot: int) -> int:
+        """Return for how many tokens of the slot's sequence there are blocks."""
+        covered = [
+            int(lens[slot]) * spec.block_size
+            for lens, spec in zip(self._table_lens, self._specs, strict=True)
+            if not spec.has_snapshots
+        ]
+        return min(covered, default=0)
+
+    def single_tokens(self, slots: Sequence[int], places: Sequence[int], token_ids: Sequence[int]) -> HostBatch:
+        """Build a batch of one token of each of these slots, at this place of its sequence; nothing is remembered."""
+        return ragged_batch(
+            np.array(token_ids, np.int64),
+            starts=places,
+            num_tokens=[1] * len(slots),
+            block_tables=self._tables_of(np.array(slots, np.int64)),
+            specs=self._specs,
+        )
+
+    def _tables_of(self, slots: Array) -> list[Array]:
+        return [
+            tables[slots, : lens[slots].max()]
+            for tables, lens in zip(self._block_tables, self._table_lens, strict=True)
+        ]
 
     def _start(self, start: SlotStart) -> None:
         self._sampling[start.slot] = start.sampling

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pagewick.layers.config import GatedStreamsConfig, HyperConfig, MoeConfig, QueryScaleConfig, RopeConfig
     from pagewick.models.caption_parts import ImageAttentionConfig
     from pagewick.models.labels import LabelHead
+    from pagewick.models.mtp_config import MtpConfig
     from pagewick.models.vision.config import VisionConfig
 
 _TIED_HEAD: Final = r"(.*\.)?lm_head\.weight"
@@ -66,7 +67,8 @@ class ModelConfig:
     those behind them, too; None: it is a decoder. embedding: the pooling of a model that was trained to make
     embeddings; empty for one that writes text. dense: layers that change the pooled vector, in their order. labels: the
     head of a model that rates texts. vision: the encoder of images; None: the model reads none, and no layer has an
-    mrope_section.
+    mrope_section. mtp: the layer that predicts further tokens, which files may hold; None: none is known. has_mtp:
+    whether it is a part of the model.
     """
 
     architecture: str
@@ -105,6 +107,8 @@ class ModelConfig:
     dense: tuple[DenseConfig, ...] = ()
     labels: LabelHead | None = None
     vision: VisionConfig | None = None
+    mtp: MtpConfig | None = None
+    has_mtp: bool = False
 
     @property
     def num_layers(self) -> int:

@@ -37,6 +37,7 @@ from pagewick.models.image_attention import HeadTransform
 from pagewick.models.labels import LabelHead
 from pagewick.models.layer_inputs import LayerInputs
 from pagewick.models.mixers import DecoderAttention, lend, share_indexers
+from pagewick.models.mtp import MtpPredictor
 from pagewick.models.parts import EncoderConfig
 from pagewick.models.shortcut import ShortcutBlock, share_shortcuts
 from pagewick.models.vision.building import build_encoder
@@ -153,6 +154,9 @@ class DecoderStack(nn.Module):
         self.norm: RMSNorm | LayerNorm | nn.Identity = nn.Identity()
         if config.has_final_norm:
             self.norm = make_norm(context, config)
+        self.mtp: MtpPredictor | None = None
+        if config.has_mtp and config.mtp is not None:
+            self.mtp = MtpPredictor(replace(context, lora=None), config, config.mtp)
         self._nothing = empty_sum(context, config.hidden_size) if config.has_wide_residual else None
         self._hidden_size, self._embedding_scale = config.hidden_size, config.embedding_scale
         if config.is_embedding_scale_rounded:

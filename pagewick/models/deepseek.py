@@ -7,7 +7,7 @@
   by sigmoid plus a learned bias, from the groups whose best two experts score highest, and normalises their weights.
 - A.X K1 is V3 with a norm after the experts of a layer; its routers may lack the bias.
 - Youtu-LLM has an MLP in each layer, and no experts.
-- V3's files may hold further layers that predict later tokens; these are not used.
+- V3's files may hold further layers that predict later tokens; --speculative-method mtp uses the first of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pagewick.layers.config import IndexerConfig, MlaConfig, MoeConfig, RopeConf
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.mtp_config import nextn, offer
 from pagewick.models.multimodal import read_text_part
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig
@@ -79,7 +80,8 @@ def read_deepseek_v3(entries: Entries) -> ModelConfig:
     num_experts = entries.size("n_routed_experts", 256)
     routing = sigmoid_routing(entries, num_experts, default_scaling=2.5)
     is_interleaved = entries.flag("rope_interleave", False)
-    return _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
+    config = _read(entries, routing, num_experts=num_experts, default_shared=1, is_interleaved=is_interleaved)
+    return offer_later_layer(entries, config)
 
 
 def read_axk1(entries: Entries) -> ModelConfig:
@@ -178,6 +180,18 @@ def later_layers(entries: Entries, default: int = 0) -> tuple[str, ...]:
     num_extra = entries.count("num_nextn_predict_layers", default, most=MAX_LAYERS)
     extra = "|".join(str(layer_idx) for layer_idx in range(num_layers, num_layers + num_extra))
     return (rf"model\.layers\.({extra})\..*",) if extra else ()
+
+
+def offer_later_layer(entries: Entries, config: ModelConfig) -> ModelConfig:
+    """Return the config with the first of these layers, if there is one. It is like the model's last layer."""
+    last = config.layers[-1]
+    if not entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS) or isinstance(last.mlp, MlpConfig):
+        return config
+    attention = last.attention
+    if isinstance(attention, MlaConfig) and attention.indexer is not None:
+        # It has an indexer of its own, even where the model's layers share theirs.
+        attention = replace(attention, indexer=replace(attention.indexer, is_shared=False))
+    return offer(config, nextn(replace(last, attention=attention), config.num_layers))
 
 
 def latent_model(

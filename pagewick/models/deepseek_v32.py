@@ -15,7 +15,7 @@ from typing import Final
 from pagewick.layers.config import IndexerConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.deepseek import latent_model, layers_by_kind, read_experts, sigmoid_routing
+from pagewick.models.deepseek import latent_model, layers_by_kind, offer_later_layer, read_experts, sigmoid_routing
 from pagewick.models.entries import Entries
 
 # Defaults of entries that files leave out. In both, q_lora_rank cannot be null: the indexer reads what it makes.
@@ -61,7 +61,8 @@ def _read(entries: Entries, *, is_interleaved: bool, default_eps: float) -> Mode
     moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
     mlps = layers_by_kind(entries, moe, default_dense=3)
     indexers = read_indexers(entries, is_interleaved=is_interleaved)
-    return latent_model(entries, mlps, is_interleaved=True, default_eps=default_eps, indexers=indexers)
+    config = latent_model(entries, mlps, is_interleaved=True, default_eps=default_eps, indexers=indexers)
+    return offer_later_layer(entries, config)
 
 
 def read_indexers(entries: Entries, *, is_interleaved: bool, reads_hidden_states: bool = False) -> list[IndexerConfig]:

@@ -1,7 +1,7 @@
 """GLM-4.5, 4.6 and 4.7 (Glm4Moe), GLM-4.5V and 4.6V, which read images, GLM-4.7-Flash (Glm4MoeLite). Llama, except:
 
-- All layers but the first have experts and a shared expert; they are chosen as in DeepSeek-V3. Further layers of a
-  file, which predict later tokens, are not used.
+- All layers but the first have experts and a shared expert; they are chosen as in DeepSeek-V3. The first of a file's
+  further layers, which predict later tokens, serves --speculative-method mtp.
 - Glm4Moe: half of each head is rotated; queries, keys and values may have biases; queries and keys may be normalised
   per head.
 - GLM-4.5V and 4.6V: as Glm4Moe, with three positions of a token, which are equal within a text.
@@ -20,6 +20,7 @@ from pagewick.models.deepseek import (
     latent_model,
     later_layers,
     layers_by_kind,
+    offer_later_layer,
     read_experts,
     sigmoid_routing,
 )
@@ -74,13 +75,14 @@ def _read_glm4_moe(entries: Entries, *, is_mrope: bool = False) -> ModelConfig:
     num_layers = reading.read_num_layers(entries)
     mlps = first_layers_dense(entries, moe, min(num_layers, entries.count("first_k_dense_replace", 1)))
     rope = reading.read_rope_of(entries, attention, default_partial_rotary_factor=0.5, is_mrope=is_mrope)
-    return reading.model_config(
+    config = reading.model_config(
         entries,
         norm=NormConfig(eps=eps),
         layers=reading.same_layers(num_layers, attention, mlps, rope),
         names=(SHARED_EXPERTS,),
         ignored=later_layers(entries),
     )
+    return offer_later_layer(entries, config)
 
 
 def read_glm4_moe_lite(entries: Entries) -> ModelConfig:
@@ -92,4 +94,5 @@ def read_glm4_moe_lite(entries: Entries) -> ModelConfig:
     routing = sigmoid_routing(entries, num_experts, default_scaling=1.8, default_top_k=4)
     moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
     mlps = layers_by_kind(entries, moe, default_dense=1)
-    return latent_model(entries, mlps, is_interleaved=entries.flag("rope_interleave"), default_eps=1e-5)
+    config = latent_model(entries, mlps, is_interleaved=entries.flag("rope_interleave"), default_eps=1e-5)
+    return offer_later_layer(entries, config)

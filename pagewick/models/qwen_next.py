@@ -4,7 +4,7 @@
 - In the others, each head's output has a gate, and a quarter of each head is rotated.
 - RMS norms multiply by 1 + weight, as Gemma's do.
 - Qwen3-Next and Qwen3.5-MoE: experts in place of the MLP, and a shared one weighted by a sigmoid.
-- Files hold layers that predict further tokens (mtp), which are not used.
+- Files hold a layer that predicts further tokens (mtp), for --speculative-method mtp. It sees all tokens.
 
 In Qwen3.5 a token has three positions (mrope), which are the same within a text, and so is the rotation. MiniCPM-V 4.6
 is a Qwen3.5 that has one position for each token, also of images; MiniCPM-V 4.7 has three.
@@ -25,6 +25,7 @@ from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
+from pagewick.models.mtp_config import offer, qwen_mtp
 from pagewick.models.multimodal import read_alone, read_text_part, text_entries
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.qwen import sparse_layers
@@ -109,7 +110,8 @@ def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: 
         for is_linear, mlp in zip(_linear_layers(entries), mlps, strict=True)
     ]
     norm = NormConfig(eps=eps, offset=1.0)
-    return reading.model_config(entries, norm=norm, layers=tuple(layers), ignored=(_MTP,))
+    config = reading.model_config(entries, norm=norm, layers=tuple(layers), ignored=(_MTP,))
+    return offer(config, qwen_mtp(LayerConfig(attention=attention, mlp=mlps[-1], rope=rope)))
 
 
 def read_linear_attention(

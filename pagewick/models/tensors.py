@@ -16,7 +16,9 @@ from pagewick.layers.config import XIELU_SHAPES, MlaConfig
 from pagewick.layers.state_config import StateConfig
 from pagewick.models.caption_parts import head_transform_tensors, image_attention_tensors
 from pagewick.models.config import ModelConfig
+from pagewick.models.expert_tensors import expert_tensors
 from pagewick.models.latent_tensors import head_block_tensors, latent_tensors
+from pagewick.models.mtp_config import PATH, MtpConfig
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import (
     NORMS_OF_EXPERTS,
@@ -88,41 +90,7 @@ class _Table:
             if rope is not None and rope.is_learned:
                 yield self._tensor(f"model.rotary.{kind_idx}.alpha", "attention", whole(rope.rotary_dim // 2))
         for layer_idx, layer in enumerate(config.layers):
-            path = f"model.layers.{layer_idx}"
-            if layer.attention is not None:
-                yield from self._mixer(path, layer.attention)
-            if layer.beside is not None:
-                yield from self._state(path, layer.beside.mamba)
-            if isinstance(layer.mlp, MlpConfig):
-                yield from self._mlp(f"{path}.mlp", layer.mlp)
-            elif layer.mlp is not None:
-                yield from self._experts(f"{path}.mlp", layer.mlp)
-            for name in layer.norms(config.block):
-                if name in layer.gated_norms:
-                    yield from self._gated_norm(f"{path}.{name}")
-                else:
-                    yield from self._model_norm(f"{path}.{name}")
-            if config.block == "extended":
-                yield from self._extension(path, layer)
-            elif layer.experts is not None:
-                yield from self._experts(f"{path}.mixture", layer.experts)
-            if config.altup is not None:
-                yield from self._named(path, altup_tensors(config.altup, hidden))
-                if (inputs := config.layer_inputs) is not None:
-                    yield from self._layer_input(f"{path}.layer_input", inputs)
-            if layer.image is not None:
-                heads = self._cut(config.num_heads).times(config.hidden_size // config.num_heads)
-                yield from self._named(path, image_attention_tensors(layer.image, hidden, heads))
-            if config.hyper is not None:
-                for part in ("attn_hc", "ffn_hc"):
-                    named = stream_tensors(config.hyper, hidden, config.hyper.num_weights)
-                    yield from self._named(f"{path}.{part}", named)
-            if config.gated_streams is not None:
-                for part in ("attn", "mlp"):
-                    named = gated_connection_tensors(config.gated_streams, hidden)
-                    yield from self._named(f"{path}.{part}_hyper_connection", named)
-            if layer.ngrams is not None:
-                yield from self._named(f"{path}.ple", ngram_tensors(layer.ngrams, self.rank, self.num_ranks))
+            yield from self._layer(f"model.layers.{layer_idx}", layer)
         if config.hyper is not None:
             named = stream_tensors(config.hyper, hidden, config.hyper.num_streams)
             yield from self._named("model.hc_head", named)
@@ -131,6 +99,8 @@ class _Table:
             yield from self._named("model.hyper_connection_mixer", named)
         if config.has_final_norm:
             yield from self._model_norm("model.norm")
+        if config.has_mtp and config.mtp is not None:
+            yield from self._mtp(config.mtp)
         if not config.tie_word_embeddings:
             yield from self._linear("lm_head", "head", vocabulary, hidden, has_bias=config.head_bias)
         if config.head_transform is not None:
@@ -144,6 +114,50 @@ class _Table:
         if config.vision is not None:
             for path, dimensions in vision_tensors(config.vision):
                 yield self._tensor(f"visual.{path}", "vision", *map(self._dimension, dimensions))
+
+    def _layer(self, path: str, layer: LayerConfig) -> Iterator[ModelTensor]:
+        config, hidden = self.config, whole(self.config.hidden_size)
+        if layer.attention is not None:
+            yield from self._mixer(path, layer.attention)
+        if layer.beside is not None:
+            yield from self._state(path, layer.beside.mamba)
+        if isinstance(layer.mlp, MlpConfig):
+            yield from self._mlp(f"{path}.mlp", layer.mlp)
+        elif layer.mlp is not None:
+            yield from self._experts(f"{path}.mlp", layer.mlp)
+        for name in layer.norms(config.block):
+            if name in layer.gated_norms:
+                yield from self._gated_norm(f"{path}.{name}")
+            else:
+                yield from self._model_norm(f"{path}.{name}")
+        if config.block == "extended":
+            yield from self._extension(path, layer)
+        elif layer.experts is not None:
+            yield from self._experts(f"{path}.mixture", layer.experts)
+        if config.altup is not None:
+            yield from self._named(path, altup_tensors(config.altup, hidden))
+            if (inputs := config.layer_inputs) is not None:
+                yield from self._layer_input(f"{path}.layer_input", inputs)
+        if layer.image is not None:
+            heads = self._cut(config.num_heads).times(config.hidden_size // config.num_heads)
+            yield from self._named(path, image_attention_tensors(layer.image, hidden, heads))
+        if config.hyper is not None:
+            for part in ("attn_hc", "ffn_hc"):
+                named = stream_tensors(config.hyper, hidden, config.hyper.num_weights)
+                yield from self._named(f"{path}.{part}", named)
+        if config.gated_streams is not None:
+            for part in ("attn", "mlp"):
+                named = gated_connection_tensors(config.gated_streams, hidden)
+                yield from self._named(f"{path}.{part}_hyper_connection", named)
+        if layer.ngrams is not None:
+            yield from self._named(f"{path}.ple", ngram_tensors(layer.ngrams, self.rank, self.num_ranks))
+
+    def _mtp(self, mtp: MtpConfig) -> Iterator[ModelTensor]:
+        hidden = whole(self.config.hidden_size)
+        for name in ("embedding_norm", "hidden_norm", "norm"):
+            yield from self._model_norm(f"{PATH}.{name}")
+        yield from self._linear(f"{PATH}.fc", "mlp", hidden, hidden.times(2))
+        yield from self._layer(f"{PATH}.layer", mtp.layer)
 
     def _encoder_inputs(self, config: EncoderConfig, hidden: Size) -> Iterator[ModelTensor]:
         if config.num_token_types:
@@ -270,40 +284,7 @@ class _Table:
         yield from self._model_norm(f"{path}.norm")
 
     def _experts(self, path: str, config: MoeConfig) -> Iterator[ModelTensor]:
-        experts, hidden = whole(config.num_experts + config.num_identities), whole(self.config.hidden_size)
-        yield self._tensor(f"{path}.gate.weight", "router", experts, hidden)
-        if config.router_norm_eps is not None:
-            yield from self._norm(f"{path}.router_norm", self.config.hidden_size)
-        if config.has_expert_scales:
-            yield self._tensor(f"{path}.expert_scales.weight", "router", experts)
-        if config.has_logit_bias:
-            yield self._tensor(f"{path}.gate.bias", "router", experts)
-        if config.has_expert_table:
-            ids = whole(config.vocab_size), whole(config.routing.top_k)
-            yield self._tensor(f"{path}.expert_table.weight", "table", *ids)
-        if config.has_router_bias:
-            sizes = (whole(1), experts) if config.is_router_bias_matrix else (experts,)
-            yield self._tensor(f"{path}.gate.e_score_correction_bias", "router", *sizes)
-        width, inner = hidden, self._cut(config.intermediate_size)
-        if config.latent_size is not None:
-            width = whole(config.latent_size)
-            # Every token needs them whole, as it does the shared expert.
-            yield from self._linear(f"{path}.fc1_latent_proj", "shared_expert", width, hidden)
-            yield from self._linear(f"{path}.fc2_latent_proj", "shared_expert", hidden, width)
-        for expert in range(config.num_experts):
-            owner, has_bias = f"{path}.experts.{expert}", config.has_expert_biases
-            for name in config.input_projections:
-                yield from self._linear(f"{owner}.{name}", "expert", inner, width, has_bias=has_bias)
-            yield from self._linear(f"{owner}.down_proj", "expert", width, inner, has_bias=has_bias)
-        if config.shared_intermediate_size is not None:
-            owner, inner = f"{path}.shared_expert", self._cut(config.shared_intermediate_size)
-            names = config.input_projections
-            rows = {"gate_up_proj": inner.times(len(names))} if config.is_shared_fused else dict.fromkeys(names, inner)
-            for name, size in rows.items():
-                yield from self._linear(f"{owner}.{name}", "shared_expert", size, hidden)
-            yield from self._linear(f"{owner}.down_proj", "shared_expert", hidden, inner)
-        if config.has_shared_gate:
-            yield self._tensor(f"{path}.shared_expert_gate.weight", "router", whole(1), hidden)
+        return self._named(path, expert_tensors(config, whole(self.config.hidden_size), self._cut))
 
     def _linear(
         self, path: str, role: Role, rows: Size, columns: Size, *, has_bias: bool = False

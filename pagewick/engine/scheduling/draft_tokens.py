@@ -14,6 +14,7 @@ from pagewick.engine.speculation.drafting import Drafting, NgramIndex, Speculati
 class Speculation:
     """How the engine speculates. num_tokens: those of a drafter for each sequence; a constraint may force more.
 
+    uses_draft_model: the runner proposes, with a draft model or a layer of the model itself (uses_mtp).
     max_batch: steps with more sequences use the machine well without draft tokens. max_num_logits: the rows of logits
     that a step has memory for, one for each sequence that samples and for each draft token.
     """
@@ -24,6 +25,7 @@ class Speculation:
     max_ngram: int
     max_batch: int
     max_num_logits: int
+    uses_mtp: bool = False
 
     def start(self, seq: Sequence) -> None:
         """Let a new sequence speculate, unless its tokens depend on more than the tokens before them."""
@@ -46,13 +48,26 @@ class Speculation:
             # The step samples one more token than it has draft tokens.
             limit = seq.owner.max_output_tokens - seq.num_output_tokens - 1
             draft_token_ids = _propose(seq, seq.drafting, min(limit, plan.budget, num_free_rows))
-            if draft_token_ids:
-                new_block_ids = blocks.allocate(seq, seq.num_tokens + len(draft_token_ids))
-                if new_block_ids is not None:
-                    plan.add_draft_tokens(seq, draft_token_ids, new_block_ids)
-                    num_free_rows -= len(draft_token_ids)
             if self.uses_draft_model:
                 work.num_wanted_drafts = min(max(0, limit - 1), seq.drafting.control.num_wanted())
+            num_tokens = seq.num_tokens + len(draft_token_ids)
+            # A layer of the model makes all predictions but the first at places behind the step's tokens.
+            num_ahead = max(0, work.num_wanted_drafts - 1) if self.uses_mtp else 0
+            if not draft_token_ids and not num_ahead:
+                continue
+            new_block_ids = blocks.allocate(seq, num_tokens + num_ahead)
+            if new_block_ids is None and draft_token_ids and num_ahead:
+                new_block_ids = blocks.allocate(seq, num_tokens)
+            if new_block_ids is not None:
+                plan.add_draft_tokens(seq, draft_token_ids, new_block_ids)
+                num_free_rows -= len(draft_token_ids)
+
+
+def plan_options(speculation: Speculation | None) -> dict[str, bool]:
+    """Return what the runner needs of a plan to propose draft tokens: options of PlanBuilder."""
+    if speculation is None or not speculation.uses_draft_model:
+        return {"keeps_history": False}
+    return {"keeps_history": not speculation.uses_mtp, "looks_ahead": speculation.uses_mtp}
 
 
 def _propose(seq: Sequence, drafting: Drafting, limit: int) -> list[int]:

@@ -22,14 +22,15 @@ class PlanBuilder:
     """budget: tokens that this step may still schedule. work: the SlotWork of each sequence, in the plan's order.
 
     streams: the streams of the plan and the positions at which they continue. They have no SlotWork.
-    keeps_history: whether every slot needs all tokens of its sequence, as a draft model does.
+    keeps_history: whether every slot needs all tokens of its sequence, as a draft model does. looks_ahead: whether a
+    part of a prompt comes with the token after it.
     """
 
-    def __init__(self, budget: int, *, keeps_history: bool) -> None:
+    def __init__(self, budget: int, *, keeps_history: bool, looks_ahead: bool = False) -> None:
         self.budget = budget
         self.work: dict[Sequence, SlotWork] = {}
         self.streams: dict[Sequence, int] = {}
-        self._keeps_history = keeps_history
+        self._keeps_history, self._looks_ahead = keeps_history, looks_ahead
         self._starts: dict[Sequence, SlotStart] = {}
         self._stream_blocks: dict[Sequence, list[list[int]]] = {}
 
@@ -89,6 +90,7 @@ class PlanBuilder:
             is_sampled=is_sampled,
             prompt_targets=seq.request.prompt_token_ids[start + 1 : end + 1] if seq.wants_prompt_logprobs else [],
             awaits_mask=is_sampled and seq.constraint is not None,
+            next_token_id=seq.token_ids[end] if self._looks_ahead and end < len(seq.token_ids) else -1,
         )
         seq.num_tokens_in_flight += num_tokens
         seq.num_unknown_tokens += is_sampled
@@ -102,9 +104,10 @@ class PlanBuilder:
         self.budget -= 1
 
     def add_draft_tokens(self, seq: Sequence, token_ids: list[int], new_block_ids: list[list[int]]) -> None:
-        """Let the sequence's work, which samples, continue with draft tokens."""
+        """Let the sequence's work, which samples, continue with draft tokens, and give it further blocks."""
         work = self.work[seq]
-        work.token_ids = [*(work.token_ids or seq.token_ids[-1:]), *token_ids]
+        if token_ids:
+            work.token_ids = [*(work.token_ids or seq.token_ids[-1:]), *token_ids]
         work.num_tokens += len(token_ids)
         work.num_draft_tokens = len(token_ids)
         for blocks, more in zip(work.new_block_ids, new_block_ids, strict=True):

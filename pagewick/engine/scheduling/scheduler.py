@@ -25,7 +25,7 @@ from pagewick.engine.batch import StepOutput, StepPlan
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.session_store import SessionStore
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
-from pagewick.engine.scheduling.draft_tokens import Speculation
+from pagewick.engine.scheduling.draft_tokens import Speculation, plan_options
 from pagewick.engine.scheduling.fair_queue import FairShares
 from pagewick.engine.scheduling.plan_builder import PlanBuilder, ScheduledStep
 from pagewick.engine.scheduling.prefix_hits import forget_prefix, note_prefix
@@ -155,8 +155,7 @@ class Scheduler:
             cause = f"the request was not finished within its timeout of {owner.request.options.timeout_s:g} s"
             self._expired += self._results.fail_all(owner, cause, "DeadlineExceededError")
             self.stats.num_expired += 1
-        keeps_history = self._speculation is not None and self._speculation.uses_draft_model
-        plan = PlanBuilder(self._max_num_batched_tokens, keeps_history=keeps_history)
+        plan = PlanBuilder(self._max_num_batched_tokens, **plan_options(self._speculation))
         behind: list[Sequence] = []
         is_room_left = self._schedule_streams(plan, behind)
         if plan.num_sequences:

@@ -1,0 +1,49 @@
+"""MtpPredictor: a model's own layer that predicts the token after the next one (multi-token prediction)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pagewick.layers.context import LayerContext, TokenBatch
+from pagewick.layers.elementwise import add
+from pagewick.layers.linear import ReplicatedLinear
+from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
+from pagewick.models.blocks import BLOCKS, make_norm
+from pagewick.models.config import ModelConfig
+from pagewick.models.mtp_config import PATH, MtpConfig
+
+
+class MtpPredictor(nn.Module):
+    """Predicts from the hidden states of tokens and the embeddings of those after them; see MtpConfig for the formula.
+
+    Its layer has a KV cache, as the model's layers have. The keys and values of a token depend on the next token, too.
+    """
+
+    def __init__(self, context: LayerContext, config: ModelConfig, mtp: MtpConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.embedding_norm = make_norm(context, config)
+        self.hidden_norm = make_norm(context, config)
+        self.fc = ReplicatedLinear(context, f"{PATH}.fc", 2 * size, size)
+        self.layer = BLOCKS[mtp.layer.block or config.block](context, f"{PATH}.layer", config, mtp.layer)
+        self.norm = make_norm(context, config)
+        self.rotary: nn.Module = rotary_of(context, mtp.layer.rope, mtp.layer.query_scale) or nn.Identity()
+        self._has_normed_chain = mtp.has_normed_chain
+
+    def forward(self, embedded: Tensor, hidden_states: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Return hidden states for the logits of predicted tokens, and those that stand for theirs: [T, hidden_size].
+
+        embedded: the embeddings [T, hidden_size] of the tokens after those of the batch. hidden_states: of the tokens
+        of the batch [T, hidden_size], behind the model's last norm, or what an earlier call returned for these tokens.
+        """
+        both = torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden_states)], dim=-1)
+        positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
+        rotary = self.rotary
+        angles = rotary.angles(positions) if isinstance(rotary, RotaryEmbedding | QueryScales) else None
+        output, residual = self.layer(self.fc(both), None, angles, batch)
+        if self._has_normed_chain:
+            normed, _ = self.norm.add_and_norm(output, residual)
+            return normed, normed
+        whole = add(output, residual)
+        return self.norm(whole), whole

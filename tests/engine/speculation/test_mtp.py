@@ -1,0 +1,212 @@
+"""Draft tokens from the model's own predicting layer are those of its definition, and change no token of a response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pagewick.config import EngineConfig
+from pagewick.engine.batch import StepPlan
+from pagewick.engine.engine import Engine
+from pagewick.engine.host_batch import HostBatch
+from pagewick.engine.messages import EngineRequest, EngineStats
+from pagewick.engine.preflight import check_models
+from pagewick.engine.sampling.step_results import StepResults
+from pagewick.engine.speculation.drafting import SpeculationControl
+from pagewick.engine.speculation.mtp import MtpProposals
+from pagewick.errors import ConfigError
+from pagewick.models.mtp_config import with_mtp
+from pagewick.models.registry import read_config
+from pagewick.models.tensors import model_tensors
+from pagewick.sampling_params import SamplingParams
+from tests.engine.speculation.test_speculative_engine import Answers, assert_equal, serve
+from tests.models.checkpoints import write_checkpoint
+from tests.models.predicting import Predicting
+
+KINDS: dict[str, dict[str, Any]] = {
+    "deepseek-v3": {},
+    "glm-4.5": {},
+    "glm-4.7-flash": {},
+    "glm-5.2": {},
+    # Layers with a state are another matter.
+    "qwen3-next": {"is_like_qwen": True, "layer_types": ["full_attention"] * 4},
+}
+# Of logits in float32.
+TOLERANCE = 2e-4
+PROMPT = list(range(5, 42))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Predicting, str]:
+    directory = tmp_path_factory.mktemp("model")
+    made = Predicting(request.param, **KINDS[request.param])
+    made.write(directory)
+    return made, str(directory)
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("glm")
+    Predicting("glm-4.5").write(directory)
+    return str(directory)
+
+
+@pytest.fixture
+def proposed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, list[int]]]]:
+    """Draft tokens after each step, with the number of tokens before them; no sequence pauses."""
+    found: list[tuple[int, list[int]]] = []
+    add_to = MtpProposals.add_to
+
+    def noted(self: MtpProposals, results: StepResults, plan: StepPlan, batch: HostBatch, hidden: Tensor) -> None:
+        add_to(self, results, plan, batch, hidden)
+        for work, result in zip(plan.work, results.get(), strict=True):
+            end = work.start + work.num_tokens - work.num_draft_tokens + len(result.token_ids)
+            found.append((end, list(result.draft_token_ids)))
+
+    monkeypatch.setattr(MtpProposals, "add_to", noted)
+    monkeypatch.setattr(SpeculationControl, "_pause", lambda self: None)
+    yield found
+
+
+def engine_of(directory: str, **options: Any) -> Engine:
+    defaults = {"num_kv_blocks": 60, "block_size": 8, "max_model_len": 128, "speculative_method": "mtp"}
+    return Engine(
+        EngineConfig(model=directory, dtype="float32", device="cpu", num_threads=1, **{**defaults, **options})
+    )
+
+
+def run(engine: Engine, prompt: list[int], max_tokens: int = 14) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    engine.add(EngineRequest(request_id=str(prompt), prompt_token_ids=prompt, params=params, seed=1))
+    token_ids = []
+    while engine.has_work:
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            token_ids += delta.token_ids
+    assert engine.check_integrity() == []
+    return token_ids
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_draft_tokens_are_those_of_the_definition(
+    model: tuple[Predicting, str], proposed: list[tuple[int, list[int]]], num_tokens: int
+) -> None:
+    """Also after a prefix that the cache had, and where a prompt comes in parts."""
+    oracle, directory = model
+    engine = engine_of(directory, num_speculative_tokens=num_tokens, max_num_batched_tokens=13)
+    try:
+        first = run(engine, PROMPT)
+        compare(oracle, [*PROMPT, *first], proposed, at_least=6 * num_tokens)
+        proposed.clear()
+        longer = [*PROMPT, *first[:4], 7, 3]
+        second = run(engine, longer)
+        compare(oracle, [*longer, *second], proposed, at_least=6 * num_tokens)
+        assert engine.stats().prefix_cache_hits == 40
+    finally:
+        engine.close()
+
+
+def compare(oracle: Predicting, token_ids: list[int], proposed: list[tuple[int, list[int]]], at_least: int) -> None:
+    assert sum(len(drafts) for _, drafts in proposed) >= at_least
+    for end, drafts in proposed:
+        for place, draft in enumerate(drafts):
+            logits = oracle.logits(token_ids[:end], drafts[:place])
+            assert logits[draft] >= logits.max() - TOLERANCE, (end, drafts)
+            assert logits.max() - logits.median() > 100 * TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def without(glm: str) -> Answers:
+    answers, _ = serve(glm)
+    return answers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_speculative_tokens": 1},
+        {"num_speculative_tokens": 4, "max_num_batched_tokens": 20},
+        # Sequences are preempted, and there is not always room for draft tokens.
+        {"num_speculative_tokens": 3, "num_kv_blocks": 22},
+        # The first steps have nine sequences.
+        {"num_speculative_tokens": 3, "speculative_max_batch": 8},
+    ],
+)
+def test_tokens_are_those_without_draft_tokens(glm: str, without: Answers, options: dict[str, Any]) -> None:
+    found, stats = serve(glm, speculative_method="mtp", **options)
+    assert_equal(found, without)
+    assert stats.num_draft_tokens > 8
+
+
+@pytest.fixture(scope="module")
+def foreseeing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose next token depends on the last one alone, with a layer that always predicts it."""
+    directory = tmp_path_factory.mktemp("foreseeing")
+    made = Predicting("glm-4.5")
+    with torch.no_grad():
+        for layer in made.whole.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            for name, parameter in layer.mlp.named_parameters():
+                if "down_proj" in name:
+                    parameter.zero_()
+        made.fc.weight.zero_()
+        made.fc.weight[:, : len(made.fc.weight)] = torch.eye(len(made.fc.weight))
+        made.embedding_norm.weight.fill_(1.0)
+        made.norm.weight.copy_(made.base.norm.weight)
+    made.write(directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize(("num_tokens", "temperature"), [(1, 0.0), (3, 0.0), (4, 0.9)])
+def test_a_layer_that_is_always_right(foreseeing: str, num_tokens: int, temperature: float) -> None:
+    """All draft tokens are accepted, whether the most likely token is taken or one is drawn."""
+    engine = engine_of(foreseeing, num_speculative_tokens=num_tokens)
+    params = SamplingParams(temperature=temperature, max_tokens=61, ignore_eos=True)
+    engine.add(EngineRequest(request_id="1", prompt_token_ids=PROMPT, params=params, seed=3))
+    num_steps = 0
+    try:
+        while engine.has_work:
+            assert all(delta.error is None for delta in engine.step())
+            num_steps += 1
+        stats: EngineStats = engine.stats()
+    finally:
+        engine.close()
+    assert stats.num_draft_tokens >= 60 * num_tokens // (num_tokens + 1) - num_tokens
+    # A token is drawn by sums of probabilities, in which the two differ by rounding.
+    assert stats.num_accepted_tokens >= (0.85 if temperature else 1.0) * stats.num_draft_tokens
+    assert num_steps <= 60 // (num_tokens + 1) + (6 if temperature else 1)
+
+
+def test_the_table_of_tensors_is_that_of_the_file(model: tuple[Predicting, str]) -> None:
+    directory = Path(model[1])
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(directory / "model.safetensors").items()}
+    config = with_mtp(read_config(json.loads((directory / "config.json").read_text())), list(shapes))
+    table = {tensor.name: tensor.shape for tensor in model_tensors(config, list(shapes))}
+    repeated = {name for name in shapes if name.endswith(("shared_head.head.weight", "3.embed_tokens.weight"))}
+    assert table == {name: shape for name, shape in shapes.items() if name not in repeated}
+
+
+def test_a_model_without_such_a_layer(tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no layer that predicts further tokens"):
+        engine_of(str(tmp_path))
+
+
+def test_files_without_the_layer(glm: str, tmp_path: Path) -> None:
+    """As transformers writes them."""
+    (tmp_path / "config.json").write_text((Path(glm) / "config.json").read_text())
+    tensors = load_file(Path(glm) / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.3.")}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu", speculative_method="mtp")
+    for start in (Engine, check_models):
+        with pytest.raises(ConfigError, match=r"lack the layer .*model\.layers\.3\.eh_proj\.weight"):
+            start(config)
+    Engine(EngineConfig(model=str(tmp_path), dtype="float32", device="cpu", num_kv_blocks=9)).close()
