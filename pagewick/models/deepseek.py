@@ -184,14 +184,9 @@ def later_layers(entries: Entries, default: int = 0) -> tuple[str, ...]:
 
 def offer_later_layer(entries: Entries, config: ModelConfig) -> ModelConfig:
     """Return the config with the first of these layers, if there is one. It is like the model's last layer."""
-    last = config.layers[-1]
-    if not entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS) or isinstance(last.mlp, MlpConfig):
-        return config
-    attention = last.attention
-    if isinstance(attention, MlaConfig) and attention.indexer is not None:
-        # It has an indexer of its own, even where the model's layers share theirs.
-        attention = replace(attention, indexer=replace(attention.indexer, is_shared=False))
-    return offer(config, nextn(replace(last, attention=attention), config.num_layers))
+    has_one = entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS) > 0
+    has_experts = isinstance(config.layers[-1].mlp, MoeConfig)
+    return offer(config, nextn(config.num_layers)) if has_one and has_experts else config
 
 
 def latent_model(

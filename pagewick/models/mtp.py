@@ -26,9 +26,10 @@ class MtpPredictor(nn.Module):
         self.embedding_norm = make_norm(context, config)
         self.hidden_norm = make_norm(context, config)
         self.fc = ReplicatedLinear(context, f"{PATH}.fc", 2 * size, size)
-        self.layer = BLOCKS[mtp.layer.block or config.block](context, f"{PATH}.layer", config, mtp.layer)
+        layer = mtp.layer(config)
+        self.layer = BLOCKS[layer.block or config.block](context, f"{PATH}.layer", config, layer)
         self.norm = make_norm(context, config)
-        self.rotary: nn.Module = rotary_of(context, mtp.layer.rope, mtp.layer.query_scale) or nn.Identity()
+        self.rotary: nn.Module = rotary_of(context, layer.rope, layer.query_scale) or nn.Identity()
         self._has_normed_chain = mtp.has_normed_chain
 
     def forward(self, embedded: Tensor, hidden_states: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:

@@ -26,28 +26,36 @@ class MtpConfig:
     In place of h, the prediction after that reads y, or norm(y) if has_normed_chain, since the model has not computed
     that token.
 
-    layer: in the model's kind of block. names: (ours, theirs), parts of the names of its tensors.
+    like: the number of the model's layer that it is like. names: (ours, theirs), parts of the names of its tensors.
     """
 
-    layer: LayerConfig
+    like: int
     names: tuple[tuple[str, str], ...]
     has_normed_chain: bool = False
 
+    def layer(self, config: ModelConfig) -> LayerConfig:
+        """Return the layer. If it selects keys, it has an indexer of its own, even where layers share theirs."""
+        layer = config.layers[self.like]
+        if layer.latent is None or layer.latent.indexer is None:
+            return layer
+        indexer = replace(layer.latent.indexer, is_shared=False)
+        return replace(layer, attention=replace(layer.latent, indexer=indexer))
 
-def nextn(layer: LayerConfig, layer_idx: int) -> MtpConfig:
-    """Describe such a layer in DeepSeek's files, where it has the number `layer_idx`, behind the model's own layers."""
-    path = f"layers.{layer_idx}"
+
+def nextn(num_layers: int) -> MtpConfig:
+    """Describe such a layer in DeepSeek's files, where it stands behind the model's `num_layers` own layers."""
+    path = f"layers.{num_layers}"
     inner = {"fc": "eh_proj", "embedding_norm": "enorm", "hidden_norm": "hnorm", "norm": "shared_head.norm"}
     names = (*((f"mtp.{ours}", f"{path}.{theirs}") for ours, theirs in inner.items()), ("mtp.layer", path))
-    return MtpConfig(layer=layer, names=names)
+    return MtpConfig(like=num_layers - 1, names=names)
 
 
-def qwen_mtp(layer: LayerConfig) -> MtpConfig:
-    """Describe such a layer in the files of Qwen3-Next and Qwen3.5, beside the model, whatever the model's name is."""
+def qwen_mtp(like: int) -> MtpConfig:
+    """Describe such a layer in the files of Qwen3-Next and Qwen3.5, where it stands beside the whole model."""
     outside = tuple((f"{model}.mtp", "mtp") for model in ("model.language_model", "language_model.model", "model"))
     inner = {"embedding_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "layer": "layers.0"}
     names = (*outside, *((f"mtp.{ours}", f"mtp.{theirs}") for ours, theirs in inner.items()))
-    return MtpConfig(layer=layer, names=names, has_normed_chain=True)
+    return MtpConfig(like=like, names=names, has_normed_chain=True)
 
 
 def offer(config: ModelConfig, mtp: MtpConfig) -> ModelConfig:

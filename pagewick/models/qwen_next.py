@@ -111,7 +111,8 @@ def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], *, is_fused: 
     ]
     norm = NormConfig(eps=eps, offset=1.0)
     config = reading.model_config(entries, norm=norm, layers=tuple(layers), ignored=(_MTP,))
-    return offer(config, qwen_mtp(LayerConfig(attention=attention, mlp=mlps[-1], rope=rope)))
+    like = max((idx for idx, layer in enumerate(layers) if layer.attention is attention), default=None)
+    return config if like is None else offer(config, qwen_mtp(like))
 
 
 def read_linear_attention(

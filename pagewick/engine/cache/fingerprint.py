@@ -65,6 +65,9 @@ def _parts(directory: Path, config: EngineConfig, layout: str, rotations: Sequen
     flags = is_invariant, config.fp8_activations
     for value in (config.dtype, config.quantization, config.kv_cache_dtype, *sizes, *flags):
         yield str(value).encode()
+    if config.speculative_method == "mtp":
+        # Blocks then hold keys and values of one layer more.
+        yield b"mtp"
     yield json.dumps(list(rotations)).encode()
     if is_gguf(directory):
         yield from _gguf_parts(directory, config.mmproj)

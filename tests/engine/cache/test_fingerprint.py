@@ -87,6 +87,7 @@ def test_the_tokenizer_and_other_files_do_not_count(model: Path) -> None:
         {"quantization": "q6_k"},
         {"batch_invariant": True, "device": "cuda:0"},
         {"fp8_activations": True},
+        {"speculative_method": "mtp"},
         {"layout": "tokens-first"},
         {"layout": ""},
         {"rotations": ["theta=1e6"]},

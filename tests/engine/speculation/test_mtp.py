@@ -7,26 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from pagewick.config import EngineConfig
-from pagewick.engine.batch import StepPlan
+from pagewick.engine.batch import SlotResult, SlotWork, StepPlan
 from pagewick.engine.engine import Engine
 from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.messages import EngineRequest, EngineStats
 from pagewick.engine.preflight import check_models
 from pagewick.engine.sampling.step_results import StepResults
 from pagewick.engine.speculation.drafting import SpeculationControl
-from pagewick.engine.speculation.mtp import MtpProposals
+from pagewick.engine.speculation.mtp import MtpProposals, _next_ids, _with_next
 from pagewick.errors import ConfigError
 from pagewick.models.mtp_config import with_mtp
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.sampling_params import SamplingParams
-from tests.engine.speculation.test_speculative_engine import Answers, assert_equal, serve
+from tests.engine.graph.late_device import late_device
+from tests.engine.row_by_row import row_by_row
+from tests.engine.serving import assert_same, request, running, serve
+from tests.engine.speculation import test_speculative_engine as mixed
+from tests.engine.test_image_requests import OPTIONS
+from tests.engine.test_image_requests import requests as image_requests
 from tests.models.checkpoints import write_checkpoint
 from tests.models.predicting import Predicting
 
@@ -38,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
     # Layers with a state are another matter.
     "qwen3-next": {"is_like_qwen": True, "layer_types": ["full_attention"] * 4},
 }
+RANKS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "block_size": 8, "num_kv_blocks": 60}
 # Of logits in float32.
 TOLERANCE = 2e-4
 PROMPT = list(range(5, 42))
@@ -64,7 +70,7 @@ def proposed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, list[i
     found: list[tuple[int, list[int]]] = []
     add_to = MtpProposals.add_to
 
-    def noted(self: MtpProposals, results: StepResults, plan: StepPlan, batch: HostBatch, hidden: Tensor) -> None:
+    def noted(self: MtpProposals, results: StepResults, plan: StepPlan, batch: HostBatch, hidden: torch.Tensor) -> None:
         add_to(self, results, plan, batch, hidden)
         for work, result in zip(plan.work, results.get(), strict=True):
             end = work.start + work.num_tokens - work.num_draft_tokens + len(result.token_ids)
@@ -123,8 +129,8 @@ def compare(oracle: Predicting, token_ids: list[int], proposed: list[tuple[int, 
 
 
 @pytest.fixture(scope="module")
-def without(glm: str) -> Answers:
-    answers, _ = serve(glm)
+def without(glm: str) -> mixed.Answers:
+    answers, _ = mixed.serve(glm)
     return answers
 
 
@@ -139,9 +145,9 @@ def without(glm: str) -> Answers:
         {"num_speculative_tokens": 3, "speculative_max_batch": 8},
     ],
 )
-def test_tokens_are_those_without_draft_tokens(glm: str, without: Answers, options: dict[str, Any]) -> None:
-    found, stats = serve(glm, speculative_method="mtp", **options)
-    assert_equal(found, without)
+def test_tokens_are_those_without_draft_tokens(glm: str, without: mixed.Answers, options: dict[str, Any]) -> None:
+    found, stats = mixed.serve(glm, speculative_method="mtp", **options)
+    mixed.assert_equal(found, without)
     assert stats.num_draft_tokens > 8
 
 
@@ -191,6 +197,89 @@ def test_the_table_of_tensors_is_that_of_the_file(model: tuple[Predicting, str])
     table = {tensor.name: tensor.shape for tensor in model_tensors(config, list(shapes))}
     repeated = {name for name in shapes if name.endswith(("shared_head.head.weight", "3.embed_tokens.weight"))}
     assert table == {name: shape for name, shape in shapes.items() if name not in repeated}
+
+
+def test_two_ranks(foreseeing: str) -> None:
+    options = {"num_speculative_tokens": 3}
+    with running(Path(foreseeing), tensor_parallel_size=2, speculative_method="mtp", **RANKS, **options) as engine:
+        found = serve(engine, [request(PROMPT, "r", max_tokens=30, ignore_eos=True)])
+        stats = engine.stats()
+    with running(Path(foreseeing), **RANKS) as engine:
+        assert found == serve(engine, [request(PROMPT, "r", max_tokens=30, ignore_eos=True)])
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 15
+
+
+def test_a_device_that_computes_late(glm: str) -> None:
+    """As a GPU does: the layer reads the hidden states of a step before the next one overwrites them."""
+    options = {"num_speculative_tokens": 3, "speculative_max_batch": 32, "max_steps_in_flight": 2, **RANKS}
+    wanted = [request(range(3 + number, 30 + number), f"r{number}", max_tokens=12) for number in range(3)]
+    with row_by_row():
+        with running(Path(glm), **RANKS) as engine:
+            expected = serve(engine, wanted)
+        with late_device(chance=0.2), running(Path(glm), speculative_method="mtp", **options) as engine:
+            assert_same(serve(engine, wanted), expected)
+            assert engine.stats().num_draft_tokens > 8
+
+
+def test_images(tmp_path: Path) -> None:
+    """The layer also gets the embeddings of parts of images."""
+    write_checkpoint("glm-4.5v", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config["text_config"]
+    idx = text["num_hidden_layers"] - 1
+    text |= {"num_hidden_layers": idx, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors, size = load_file(tmp_path / "model.safetensors"), text["hidden_size"]
+    path = f"model.language_model.layers.{idx}"
+    assert f"{path}.self_attn.o_proj.weight" in tensors
+    tensors |= {f"{path}.{name}.weight": torch.ones(size) for name in ("enorm", "hnorm", "shared_head.norm")}
+    tensors[f"{path}.eh_proj.weight"] = torch.randn(size, 2 * size) / size
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with running(tmp_path, **OPTIONS) as engine:
+        expected = serve(engine, image_requests())
+    with running(tmp_path, **OPTIONS, speculative_method="mtp", max_num_batched_tokens=64) as engine:
+        assert_same(serve(engine, image_requests()), expected)
+        assert engine.stats().num_draft_tokens > 8
+
+
+def test_embeddings_move_one_token_ahead() -> None:
+    """Within each sequence. The token after a sequence's last one has an embedding of its own."""
+    rows = torch.arange(5.0).unsqueeze(1)
+    batch = HostBatch(
+        input_ids=np.arange(5), positions=np.arange(5)[np.newaxis], cu_seqlens_q=np.array([0, 3, 5], np.int32),
+        context_lens=np.array([3, 2], np.int32), slot_mappings=[], block_tables=[], inputs_embeds=rows,
+        embeds_mask=np.array([True, False, True, True, True]),
+    )  # fmt: skip
+    moved = _with_next(batch, [11, 12, 13, 14, 15])
+    assert moved.input_ids.tolist() == [11, 12, 13, 14, 15]
+    assert moved.embeds_mask is not None and moved.inputs_embeds is not None
+    assert moved.embeds_mask.tolist() == [False, True, False, True, False]
+    assert moved.inputs_embeds[moved.embeds_mask].flatten().tolist() == [2.0, 4.0]
+    assert batch.embeds_mask is not None and batch.embeds_mask.tolist() == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("work", "token_ids", "expected"),
+    [
+        # The first part of a prompt, its last part, a step of decoding, one with two draft tokens of three accepted.
+        ({"num_tokens": 3, "token_ids": [4, 5, 6], "is_sampled": False, "next_token_id": 7}, [], [5, 6, 7]),
+        ({"num_tokens": 2, "token_ids": [4, 5], "is_sampled": True}, [9], [5, 9]),
+        ({"num_tokens": 1, "token_ids": None, "is_sampled": True}, [9], [9]),
+        (
+            {"num_tokens": 4, "token_ids": [4, 5, 6, 7], "is_sampled": True, "num_draft_tokens": 3},
+            [5, 6, 9],
+            [5, 6, 9, 0],
+        ),
+        # Two tokens that are computed again, before a draft token.
+        ({"num_tokens": 4, "token_ids": [3, 4, 5, 6], "is_sampled": True, "num_draft_tokens": 1}, [8], [4, 5, 8, 0]),
+        # The end of a prompt that is only embedded, and a sequence that has failed.
+        ({"num_tokens": 2, "token_ids": [4, 5], "is_sampled": False}, [], [5, 0]),
+        ({"num_tokens": 1, "token_ids": [4], "is_sampled": True}, [], [0]),
+    ],
+)
+def test_the_tokens_after_those_of_a_work(work: dict[str, Any], token_ids: list[int], expected: list[int]) -> None:
+    made = SlotWork(slot=0, start=0, new_block_ids=[], **work)
+    assert _next_ids(made, SlotResult(token_ids=token_ids)) == expected
 
 
 def test_a_model_without_such_a_layer(tmp_path: Path) -> None:
