@@ -63,8 +63,37 @@ def _layers_on_gpu(value: str) -> Any:
     )
 
 
+_SPECULATION = {
+    "method": "speculative_method",
+    "model": "speculative_model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "prompt_lookup_min": "ngram_prompt_lookup_min",
+    "prompt_lookup_max": "ngram_prompt_lookup_max",
+    "disable_by_batch_size": "speculative_max_batch",
+}
+
+
 def _method(value: str) -> str:
-    return {"draft_model": "draft"}.get(value, value)
+    """vLLM also has names such as deepseek_mtp, one for each family."""
+    return "mtp" if str(value).endswith("_mtp") else {"draft_model": "draft"}.get(value, value)
+
+
+def _speculation(value: str) -> Any:
+    """vLLM's settings of speculative decoding, as an object or its JSON."""
+    try:
+        settings = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        settings = None
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f'settings of speculation must be an object such as {{"method": "mtp"}}; got {value!r}')
+    if unknown := settings.keys() - _SPECULATION.keys():
+        raise ConfigError(
+            f"unknown setting of speculation {sorted(unknown)[0]!r}; the settings are {', '.join(_SPECULATION)}"
+        )
+    found = {_SPECULATION[name]: setting for name, setting in settings.items() if setting is not None}
+    if isinstance(method := found.get("speculative_method"), str):
+        found["speculative_method"] = _method(method)
+    return found
 
 
 def _unless_0(value: int) -> int | None:
@@ -164,6 +193,7 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "spec_draft_model": ("speculative_model", None),
     "spec_model": ("speculative_model", None),
     "spec_method": ("speculative_method", _method),
+    "speculative_config": ("speculative_method", _speculation),
     "spec_tokens": ("num_speculative_tokens", None),
     "draft": ("num_speculative_tokens", None),
     "draft_n": ("num_speculative_tokens", None),

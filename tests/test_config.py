@@ -123,6 +123,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "kv_offloading_size": (1.5, 3 * 2**29),
     "spec_method": ("ngram", "ngram"),
     "disable_prefix_cache": (True, False),
+    "speculative_config": ({"method": "ngram"}, "ngram"),
     "limit_mm_per_prompt": ({"image": 0, "video": 0}, True),
     "mmproj_auto": (False, True),
     "hf_overrides": (
@@ -419,7 +420,7 @@ def test_a_draft_model_sets_the_method() -> None:
         EngineConfig(speculative_model="small", speculative_method="ngram")
     with pytest.raises(ConfigError, match="--speculative-method draft needs a --speculative-model"):
         EngineConfig(speculative_method="draft")
-    with pytest.raises(ConfigError, match="--speculative-method must be one of none, ngram, draft; got 'magic'"):
+    with pytest.raises(ConfigError, match="--speculative-method must be one of none, ngram, draft, mtp; got 'magic'"):
         EngineConfig(speculative_method="magic")
     with pytest.raises(ConfigError, match="--ngram-prompt-lookup-min 5 is above --ngram-prompt-lookup-max 4"):
         EngineConfig(ngram_prompt_lookup_min=5)

@@ -96,6 +96,22 @@ def test_a_sampling_argument_of_vllm_is_accepted_noted_or_refused(name: str, not
         ("device_ids", [0, 1], {"tensor_parallel_size": 2}),
         ("max_num_queued_reqs", 3, {"max_waiting_requests": 3}),
         ("spec_method", "ngram", {"speculative_method": "ngram"}),
+        ("spec_method", "qwen3_next_mtp", {"speculative_method": "mtp"}),
+        (
+            "speculative_config",
+            {"method": "deepseek_mtp", "num_speculative_tokens": 2, "disable_by_batch_size": 5, "model": None},
+            {"speculative_method": "mtp", "num_speculative_tokens": 2, "speculative_max_batch": 5},
+        ),
+        (
+            "speculative_config",
+            '{"model": "small", "num_speculative_tokens": 2}',
+            {"speculative_model": "small", "num_speculative_tokens": 2},
+        ),
+        (
+            "speculative_config",
+            '{"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 3}',
+            {"speculative_method": "ngram", "ngram_prompt_lookup_max": 5, "ngram_prompt_lookup_min": 3},
+        ),
         ("spec_tokens", 3, {"num_speculative_tokens": 3}),
         ("seed", 0, {"seed": 0}),
         ("dtype", "half", {"dtype": "float16"}),
@@ -109,6 +125,20 @@ def test_an_argument_with_a_field_keeps_its_meaning(name: str, value: Any, chang
 def test_a_draft_model_has_the_names_of_vllm() -> None:
     config = EngineConfig.from_options(spec_method="draft_model", spec_model="small", spec_tokens=2)
     assert config == EngineConfig(speculative_method="draft", speculative_model="small", num_speculative_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("mtp", r"must be an object such as \{\"method\": \"mtp\"\}; got 'mtp'"),
+        ("[1]", "must be an object"),
+        ({"method": "mtp", "quantization": "fp8"}, "unknown setting of speculation 'quantization'; the settings are"),
+        ({"method": "eagle3"}, "eagle3"),
+    ],
+)
+def test_settings_of_speculation_that_are_not_known(value: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        EngineConfig.from_options(speculative_config=value)
 
 
 def test_a_usual_constructor_call_of_vllm_says_what_has_no_effect(notes: pytest.LogCaptureFixture) -> None:

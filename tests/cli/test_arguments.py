@@ -180,6 +180,7 @@ def test_every_other_name_is_a_hidden_flag(alias: str) -> None:
         texts |= {"rerank": OVERRIDES}
         texts |= {"gpu_memory_utilization": "0.5", "weight_file": "m.gguf", "quantization": "q4k"}
         given: Any = "0,1,2" if target == "tensor_parallel_size" and convert else texts.get(target, 3)
+        given = '{"method": "ngram"}' if alias == "speculative_config" else given
         partner = {"num_speculative_tokens": {"speculative_method": "ngram"}}.get(target, {})
         arguments = [part for name, value in partner.items() for part in ("--" + name.replace("_", "-"), value)]
         options = {alias: _number(given), **partner}
