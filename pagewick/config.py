@@ -123,8 +123,7 @@ class EngineConfig:
         None, "Seconds after which a request that sets no timeout is ended (else no limit)."
     )
     speculative_method: str | None = _option(
-        None,
-        "Source of draft tokens: none, ngram (the text), mtp (the model's own layer) or draft (another model).",
+        None, "Source of draft tokens: none, ngram (the text), mtp (the model's own layer) or draft (a model)."
     )
     speculative_model: str | None = _option(None, "Directory or id of the draft model, for --speculative-method draft.")
     num_speculative_tokens: int = _option(4, "Draft tokens of a sequence in each step.")

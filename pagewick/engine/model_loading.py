@@ -33,7 +33,7 @@ from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 from pagewick.models.end_tokens import eos_token_ids
-from pagewick.models.mtp_config import with_mtp
+from pagewick.models.mtp_offers import with_mtp
 from pagewick.models.registry import build_model, read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.option_checks import flag_of

@@ -22,7 +22,7 @@ from pagewick.errors import ConfigError, ModelLoadError, NotEnoughMemoryError
 from pagewick.log import get_logger
 from pagewick.models.adapter_memory import adapter_bytes
 from pagewick.models.config import ModelConfig
-from pagewick.models.mtp_config import with_mtp
+from pagewick.models.mtp_offers import with_mtp
 from pagewick.models.registry import read_config
 from pagewick.models.tensor_sizes import ModelTensor
 from pagewick.models.tensors import model_tensors

@@ -22,7 +22,7 @@ from pagewick.layers.config import IndexerConfig, MlaConfig, MoeConfig, RopeConf
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
-from pagewick.models.mtp_config import nextn, offer
+from pagewick.models.mtp_offers import nextn, offer
 from pagewick.models.multimodal import read_text_part
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig

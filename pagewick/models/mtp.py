@@ -26,7 +26,7 @@ class MtpPredictor(nn.Module):
         self.embedding_norm = make_norm(context, config)
         self.hidden_norm = make_norm(context, config)
         self.fc = ReplicatedLinear(context, f"{PATH}.fc", 2 * size, size)
-        layer = mtp.layer(config)
+        layer = mtp.layer(config.layers)
         self.layer = BLOCKS[layer.block or config.block](context, f"{PATH}.layer", config, layer)
         self.norm = make_norm(context, config)
         self.rotary: nn.Module = rotary_of(context, layer.rope, layer.query_scale) or nn.Identity()

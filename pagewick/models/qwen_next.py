@@ -25,7 +25,7 @@ from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import delta_entries, reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import Entries
-from pagewick.models.mtp_config import offer, qwen_mtp
+from pagewick.models.mtp_offers import offer, qwen_mtp
 from pagewick.models.multimodal import read_alone, read_text_part, text_entries
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
 from pagewick.models.qwen import sparse_layers

@@ -157,7 +157,7 @@ class _Table:
         for name in ("embedding_norm", "hidden_norm", "norm"):
             yield from self._model_norm(f"{PATH}.{name}")
         yield from self._linear(f"{PATH}.fc", "mlp", hidden, hidden.times(2))
-        yield from self._layer(f"{PATH}.layer", mtp.layer(self.config))
+        yield from self._layer(f"{PATH}.layer", mtp.layer(self.config.layers))
 
     def _encoder_inputs(self, config: EncoderConfig, hidden: Size) -> Iterator[ModelTensor]:
         if config.num_token_types:

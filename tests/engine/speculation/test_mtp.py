@@ -22,7 +22,7 @@ from pagewick.engine.sampling.step_results import StepResults
 from pagewick.engine.speculation.drafting import SpeculationControl
 from pagewick.engine.speculation.mtp import MtpProposals, _next_ids, _with_next
 from pagewick.errors import ConfigError
-from pagewick.models.mtp_config import with_mtp
+from pagewick.models.mtp_offers import with_mtp
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.sampling_params import SamplingParams

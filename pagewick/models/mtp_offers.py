@@ -1,0 +1,52 @@
+"""Predicting layers as families' files hold them: their names, and models that have one. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pagewick.errors import ConfigError
+from pagewick.models.config import ModelConfig
+from pagewick.models.mtp_config import PATH, MtpConfig
+from pagewick.models.name_map import NameMap
+
+
+def nextn(num_layers: int) -> MtpConfig:
+    """Describe such a layer in DeepSeek's files, where it stands behind the model's `num_layers` own layers."""
+    path = f"layers.{num_layers}"
+    inner = {"fc": "eh_proj", "embedding_norm": "enorm", "hidden_norm": "hnorm", "norm": "shared_head.norm"}
+    names = (*((f"mtp.{ours}", f"{path}.{theirs}") for ours, theirs in inner.items()), ("mtp.layer", path))
+    return MtpConfig(like=num_layers - 1, names=names)
+
+
+def qwen_mtp(like: int) -> MtpConfig:
+    """Describe such a layer in the files of Qwen3-Next and Qwen3.5, where it stands beside the whole model."""
+    outside = tuple((f"{model}.mtp", "mtp") for model in ("model.language_model", "language_model.model", "model"))
+    inner = {"embedding_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "layer": "layers.0"}
+    names = (*outside, *((f"mtp.{ours}", f"mtp.{theirs}") for ours, theirs in inner.items()))
+    return MtpConfig(like=like, names=names, has_normed_chain=True)
+
+
+def offer(config: ModelConfig, mtp: MtpConfig) -> ModelConfig:
+    """Return the config of a model whose files may hold this layer; with_mtp makes it a part of it."""
+    maps = tuple(NameMap(parts=(*mtp.names, *names.parts)) for names in config.names)
+    return replace(config, mtp=mtp, names=maps)
+
+
+def with_mtp(config: ModelConfig, tensor_names: Sequence[str]) -> ModelConfig:
+    """Return the config of a model that has this layer. tensor_names: those of its files.
+
+    Raises ConfigError for a model that has no such layer, or whose files lack it.
+    """
+    flag = "--speculative-method mtp"
+    if config.mtp is None:
+        raise ConfigError(
+            f"{flag}: {config.architecture} has no layer that predicts further tokens, or none that Pagewick can use; "
+            "use ngram, or a --speculative-model"
+        )
+    if (name := config.name_map(tensor_names).in_file(f"{PATH}.fc.weight")) not in tensor_names:
+        raise ConfigError(
+            f"{flag}: the model's files lack the layer that predicts further tokens ({name}); download the original "
+            "model, or use ngram"
+        )
+    return replace(config, has_mtp=True)
