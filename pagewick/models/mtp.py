@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from pagewick.layers.context import LayerContext, TokenBatch
-from pagewick.layers.elementwise import add
 from pagewick.layers.linear import ReplicatedLinear
 from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
 from pagewick.models.blocks import BLOCKS, make_norm
@@ -30,21 +29,17 @@ class MtpPredictor(nn.Module):
         self.layer = BLOCKS[layer.block or config.block](context, f"{PATH}.layer", config, layer)
         self.norm = make_norm(context, config)
         self.rotary: nn.Module = rotary_of(context, layer.rope, layer.query_scale) or nn.Identity()
-        self._has_normed_chain = mtp.has_normed_chain
 
-    def forward(self, embedded: Tensor, hidden_states: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Return hidden states for the logits of predicted tokens, and those that stand for theirs: [T, hidden_size].
+    def forward(self, embedded: Tensor, hidden_states: Tensor, batch: TokenBatch) -> Tensor:
+        """Return hidden states [T, hidden_size], from which the model's head makes the logits of predicted tokens.
 
         embedded: the embeddings [T, hidden_size] of the tokens after those of the batch. hidden_states: of the tokens
-        of the batch [T, hidden_size], behind the model's last norm, or what an earlier call returned for these tokens.
+        of the batch [T, hidden_size], behind the model's last norm, or what this returned for the tokens before them.
         """
         both = torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden_states)], dim=-1)
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
         rotary = self.rotary
         angles = rotary.angles(positions) if isinstance(rotary, RotaryEmbedding | QueryScales) else None
         output, residual = self.layer(self.fc(both), None, angles, batch)
-        if self._has_normed_chain:
-            normed, _ = self.norm.add_and_norm(output, residual)
-            return normed, normed
-        whole = add(output, residual)
-        return self.norm(whole), whole
+        normed, _ = self.norm.add_and_norm(output, residual)
+        return normed

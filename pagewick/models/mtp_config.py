@@ -16,16 +16,14 @@ class MtpConfig:
     """Multi-token prediction, as in DeepSeek-V3 (arXiv:2412.19437, section 2.2), with one layer.
 
     Let h be a token's hidden states behind the model's last norm, and e the embedding of the token after it. The logits
-    of the token after these two are head(norm(y)), with y = layer(fc [norm_e(e), norm_h(h)]) and the model's own head.
-    In place of h, the prediction after that reads y, or norm(y) if has_normed_chain, since the model has not computed
-    that token.
+    of the token after these two are head(y), with y = norm(layer(fc [norm_e(e), norm_h(h)])) and the model's own head.
+    The prediction after that reads y in place of h, since the model has not computed that token.
 
     like: the number of the model's layer that it is like. names: (ours, theirs), parts of the names of its tensors.
     """
 
     like: int
     names: tuple[tuple[str, str], ...]
-    has_normed_chain: bool = False
 
     def layer(self, layers: Sequence[LayerConfig]) -> LayerConfig:
         """Return the layer of a model with these. It has an indexer of its own, even where these share theirs."""

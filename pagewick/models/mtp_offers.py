@@ -24,7 +24,7 @@ def qwen_mtp(like: int) -> MtpConfig:
     outside = tuple((f"{model}.mtp", "mtp") for model in ("model.language_model", "language_model.model", "model"))
     inner = {"embedding_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "layer": "layers.0"}
     names = (*outside, *((f"mtp.{ours}", f"mtp.{theirs}") for ours, theirs in inner.items()))
-    return MtpConfig(like=like, names=names, has_normed_chain=True)
+    return MtpConfig(like=like, names=names)
 
 
 def offer(config: ModelConfig, mtp: MtpConfig) -> ModelConfig:

@@ -33,7 +33,7 @@ _LAST_KIND: Final = {"layer_types": "full_attention", "mlp_layer_types": "sparse
 class Predicting(nn.Module):
     """A model of transformers and its predicting layer, in float32.
 
-    is_like_qwen: the files' names are Qwen's, and a further prediction reads normalised hidden states.
+    is_like_qwen: the files' names are Qwen's.
     """
 
     def __init__(self, name: str, *, is_like_qwen: bool = False, **entries: Any) -> None:
@@ -99,13 +99,11 @@ class Predicting(nn.Module):
             length = carried.shape[1]
             embedded = self.base.embed_tokens(torch.tensor([following[:length]]))
             both = torch.cat([self.embedding_norm(embedded), self.hidden_norm(carried)], dim=-1)
-            output = self.layer(inputs_embeds=self.fc(both), use_cache=False).last_hidden_state
-            predicted = self.norm(output)
+            predicted = self.norm(self.layer(inputs_embeds=self.fc(both), use_cache=False).last_hidden_state)
             if length == len(following):
                 found: Tensor = self.whole.lm_head(predicted)[0, -1]
                 return found
-            last = predicted if self.is_like_qwen else output
-            carried = torch.cat([carried, last[:, -1:]], dim=1)
+            carried = torch.cat([carried, predicted[:, -1:]], dim=1)
 
 
 def _renamed(name: str, start: str, other: str) -> str:

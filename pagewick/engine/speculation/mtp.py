@@ -69,25 +69,27 @@ class MtpProposals:
         next_ids = list(found.streams.token_ids)
         for work, result in zip(plan.work, results, strict=True):
             next_ids += _next_ids(work, result)
-        predicted, carried = self._predict(_with_next(batch, next_ids), hidden_states)
+        predicted = self._predict(_with_next(batch, next_ids), hidden_states)
         chains, rows = self._begin(plan, results, batch)
         while chains:
-            # Chains that end leave their rows out of the next prediction.
-            (where,) = upload([np.array(rows, np.int64)], self._device)
-            predicted, carried = predicted[where], carried[where]
+            predicted = self._rows(predicted, rows)
             self._draw(chains, predicted)
+            # A chain that ends has no row in the next prediction.
             rows = [row for row, chain in enumerate(chains) if chain.is_open and self._has_room(chain)]
             chains = [chains[row] for row in rows]
             if chains:
-                (where,) = upload([np.array(rows, np.int64)], self._device)
-                predicted, carried = self._predict(self._continued(chains), carried[where])
+                predicted = self._predict(self._continued(chains), self._rows(predicted, rows))
                 rows = list(range(len(chains)))
 
-    def _predict(self, batch: HostBatch, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows(self, hidden_states: Tensor, rows: Sequence[int]) -> Tensor:
+        (where,) = upload([np.array(rows, np.int64)], self._device)
+        return hidden_states[where]
+
+    def _predict(self, batch: HostBatch, hidden_states: Tensor) -> Tensor:
         """Run the layer. batch: the tokens whose places in the cache are written, with the ids of those after them."""
         self._expect(len(batch.input_ids))
         on_device = batch.to(self._device)
-        found: tuple[Tensor, Tensor] = self._mtp(self._stack.embed(on_device), hidden_states, on_device)
+        found: Tensor = self._mtp(self._stack.embed(on_device), hidden_states, on_device)
         return found
 
     def _begin(self, plan: StepPlan, results: Sequence[SlotResult], batch: HostBatch) -> tuple[list[_Chain], list[int]]:
