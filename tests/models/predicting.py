@@ -22,7 +22,7 @@ _DEEPSEEK: Final = {
     "fc": "model.layers.{idx}.eh_proj", "embedding_norm": "model.layers.{idx}.enorm",
     "hidden_norm": "model.layers.{idx}.hnorm", "norm": "model.layers.{idx}.shared_head.norm",
 }  # fmt: skip
-_QWEN: Final = {
+QWEN: Final = {
     "fc": "mtp.fc", "embedding_norm": "mtp.pre_fc_norm_embedding", "hidden_norm": "mtp.pre_fc_norm_hidden",
     "norm": "mtp.norm",
 }  # fmt: skip
@@ -70,7 +70,7 @@ class Predicting(nn.Module):
         idx = self.num_layers
         if self.is_like_qwen:
             tensors = {_renamed(name, f"model.layers.{idx}.", "mtp.layers.0."): one for name, one in tensors.items()}
-        for ours, theirs in (_QWEN if self.is_like_qwen else _DEEPSEEK).items():
+        for ours, theirs in (QWEN if self.is_like_qwen else _DEEPSEEK).items():
             tensors[f"{theirs.format(idx=idx)}.weight"] = getattr(self, ours).weight.data.clone()
         if not self.is_like_qwen:
             # Published files repeat these.

@@ -121,6 +121,22 @@ SEPARATE_CONVOLUTIONS: Final = frozenset({"ssm_conv1d_q", "ssm_conv1d_k", "ssm_c
 CONVOLUTIONS: Final = frozenset({"ssm_conv1d", "shortconv.conv", *SEPARATE_CONVOLUTIONS})
 # Vectors in checkpoints that are matrices in files of Mamba-2 and Ling 3.0: [heads, 1], and [groups, numbers of each].
 VECTORS: Final = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
+# Names of the layer that predicts further tokens, which stands behind the model's own: the prefix of its tensors in
+# checkpoints, with its number for `{}`, and those of the tensors around it. Of the others, the model has its own.
+NEXTN: Final = {
+    "": "model.layers.{}.",
+    "nextn.eh_proj": "model.layers.{}.eh_proj",
+    "nextn.enorm": "model.layers.{}.enorm",
+    "nextn.hnorm": "model.layers.{}.hnorm",
+    "nextn.shared_head_norm": "model.layers.{}.shared_head.norm",
+}
+QWEN_MTP: Final = {
+    "": "mtp.layers.0.",
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
+}
 WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # The head of labels, which rerankers have.
 LABELS: Final = {"cls.output": "score"}
@@ -153,7 +169,8 @@ class GgufArchitecture:
     from the architecture. required: keys that every file has.
     has: entries that are true if a tensor of some layer exists, and false otherwise. lacks: the opposite.
     whole, layer: names of the tensors; layer_prefix: that of a layer, with its number for `{}`. linear: those of layers
-    with linear attention that checkpoints call as they call another tensor of other layers.
+    with linear attention that checkpoints call as they call another tensor of other layers. predicting: those of a
+    layer that predicts further tokens, NEXTN or QWEN_MTP; empty: it is not read.
     is_permuted: the rows of queries and keys are stored with the two halves of each head interleaved.
     is_halved: the opposite, for the part of each head that turns: pairs are neighbours in the checkpoint only.
     is_by_head: attn_qkv has all queries, then all keys, then all values; the checkpoint has the queries, the key and
@@ -181,6 +198,7 @@ class GgufArchitecture:
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     layer_prefix: str = "model.layers.{}."
     linear: Mapping[str, str] = field(default_factory=dict)
+    predicting: Mapping[str, str] = field(default_factory=dict)
     is_permuted: bool = False
     is_halved: bool = False
     is_by_head: bool = False

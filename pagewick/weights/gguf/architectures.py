@@ -26,6 +26,7 @@ from pagewick.weights.gguf.architecture import (
     LAYER,
     LAYER_NORM,
     LLAMA_HAS,
+    NEXTN,
     NUMBERED,
     RMS,
     ROUTED,
@@ -76,6 +77,7 @@ DEEPSEEK_V3: Final = GgufArchitecture(
     required=(*EXPERTS, "attention.kv_lora_rank", "rope.dimension_count"),
     constants={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "q_lora_rank": None},
     layer={**GATED_MLP, **LATENT, **ROUTED},
+    predicting=NEXTN,
 )
 
 YOUTU: Final = GgufArchitecture(

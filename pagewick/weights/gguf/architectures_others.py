@@ -308,6 +308,7 @@ ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
         required=_SPARSE_REQUIRED,
         constants=_BY_SIGMOID,
         layer=_SPARSE,
+        predicting=common.NEXTN,
     ),
     "glm-dsa": GgufArchitecture(
         name="GlmMoeDsaForCausalLM",
@@ -315,5 +316,6 @@ ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
         required=_SPARSE_REQUIRED,
         constants=_BY_SIGMOID,
         layer=_SPARSE,
+        predicting=common.NEXTN,
     ),
 }

@@ -25,11 +25,13 @@ _LAYER: Final = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
 # Mixtral's first files have a tensor for each expert, with its number.
 _NAME: Final = re.compile(
     r"(blk\.(?P<layer>\d+)\.)?(?P<stem>cls\.(output|norm)|shortconv\.(conv|in_proj|out_proj)"
-    r"|indexer\.(attn_q_b|attn_k|k_norm|proj)|[a-z0-9_]+)"
+    r"|indexer\.(attn_q_b|attn_k|k_norm|proj)|nextn\.[a-z_]+|[a-z0-9_]+)"
     r"(\.(?P<expert>\d+))?(\.(?P<leaf>weight|bias|scale))?",
     re.ASCII,
 )
 _KEYS_PART, _VALUES_PART = "attn_k_b", "attn_v_b"
+# Copies of the model's embeddings and head, beside a layer that predicts further tokens.
+_SPARE: Final = frozenset({"nextn.embed_tokens", "nextn.shared_head_head"})
 # The decay of linear attention, stored as exp of the number, or as that below 0.
 _DECAY: Final = "ssm_a"
 # Files in NVFP4 may scale whole tensors. The scale of inputs is meant for activations in 4 bits, and is not used.
@@ -134,8 +136,9 @@ def pieces_of(
     num_layers = config.get("num_hidden_layers", config.get("n_layer", 0))
     for tensor in sorted(tensors, key=lambda tensor: (tensor.part, tensor.offset)):
         layer = _LAYER.match(tensor.name)
-        # Layers beyond the model's own predict further tokens.
-        if _NOT_LOADED.fullmatch(tensor.name) or (layer is not None and int(layer[1]) >= num_layers):
+        # Layers beyond the model's own predict further tokens. The first of them may be read.
+        num_beyond = 0 if layer is None else int(layer[1]) + 1 - num_layers
+        if _NOT_LOADED.fullmatch(tensor.name) or num_beyond > bool(architecture.predicting):
             continue
         if _is_scale(tensor, by_name):
             continue
@@ -147,7 +150,8 @@ def pieces_of(
                 "  use another file of this model"
             )
         found += pieces
-        if not pieces and (match is None or match["stem"] != _VALUES_PART):
+        is_spare = match is not None and (match["stem"] == _VALUES_PART or match["stem"] in _SPARE)
+        if not pieces and not is_spare:
             unknown.append(tensor.name)
     if unknown:
         raise ModelLoadError(
@@ -188,7 +192,11 @@ class _Maker:
             elif stem in names.whole:
                 yield self._piece(f"{names.whole[stem]}.{leaf}", tensor, stem)
             return
-        prefix = names.layer_prefix.format(match["layer"])
+        is_predicting = int(match["layer"]) >= self.config.get("num_hidden_layers", self.config.get("n_layer", 0))
+        prefix = (names.predicting[""] if is_predicting else names.layer_prefix).format(match["layer"])
+        if stem in names.predicting:
+            yield self._piece(f"{names.predicting[stem].format(match['layer'])}.{leaf}", tensor, stem)
+            return
         if match["expert"] is not None:
             stem = f"{stem}_exps"
         if leaf == "scale":

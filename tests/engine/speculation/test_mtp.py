@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from pagewick.models.mtp_offers import with_mtp
 from pagewick.models.registry import read_config
 from pagewick.models.tensors import model_tensors
 from pagewick.sampling_params import SamplingParams
+from pagewick.weights.gguf.checkpoint import open_gguf
+from pagewick.weights.opening import open_source
 from tests.engine.graph.late_device import late_device
 from tests.engine.row_by_row import row_by_row
 from tests.engine.serving import assert_same, request, running, serve
@@ -33,7 +36,9 @@ from tests.engine.speculation import test_speculative_engine as mixed
 from tests.engine.test_image_requests import OPTIONS
 from tests.engine.test_image_requests import requests as image_requests
 from tests.models.checkpoints import write_checkpoint
-from tests.models.predicting import Predicting
+from tests.models.predicting import QWEN, Predicting
+from tests.weights.gguf import predicting_models
+from tests.weights.gguf.models import FILES, VOCAB_SIZE
 
 KINDS: dict[str, dict[str, Any]] = {
     "deepseek-v3": {},
@@ -299,3 +304,32 @@ def test_files_without_the_layer(glm: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"lack the layer .*model\.layers\.3\.eh_proj\.weight"):
             start(config)
     Engine(EngineConfig(model=str(tmp_path), dtype="float32", device="cpu", num_kv_blocks=9)).close()
+
+
+def test_gguf_files(proposed: list[tuple[int, list[int]]], tmp_path: Path) -> None:
+    """A file that llama.cpp's converter has written, with the names that it gives to the layer."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((FILES / "mtp/glm-4.5.gguf.xz").read_bytes()))
+    prompt = [token_id % VOCAB_SIZE for token_id in PROMPT]
+    engine = engine_of(str(path), num_speculative_tokens=3)
+    try:
+        found = run(engine, prompt)
+    finally:
+        engine.close()
+    compare(predicting_models.original("glm-4.5"), [*prompt, *found], proposed, at_least=18)
+    without = engine_of(str(path), speculative_method="none")
+    assert run(without, prompt) == found
+    without.close()
+
+
+def test_names_in_gguf_files_of_qwen(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((FILES / "mtp/qwen3-next.gguf.xz").read_bytes()))
+    original = predicting_models.original("qwen3-next")
+    with open_source(path) as source:
+        for name in ("fc", "embedding_norm", "hidden_norm", "norm"):
+            stored = source.get(f"{QWEN[name]}.weight")
+            torch.testing.assert_close(stored, getattr(original, name).weight.data, rtol=0, atol=0)
+        queries = original.layer.layers[0].self_attn.q_proj.weight.data
+        assert torch.equal(source.get("mtp.layers.0.self_attn.q_proj.weight"), queries)
+    assert with_mtp(read_config(open_gguf(path).config), [piece.name for piece in open_gguf(path).pieces]).has_mtp

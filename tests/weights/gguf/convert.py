@@ -1,6 +1,7 @@
 """Write the files of MODELS with llama.cpp's converter: python -m tests.weights.gguf.convert LLAMA_CPP [NAME ...]
 
-NAME is one of MODELS, wide/ before one of them, or images/ before one of vision_models.ALL, which are two files.
+NAME is one of MODELS, wide/ before one of them, mtp/ before one of predicting_models.MODELS, or images/ before one of
+vision_models.ALL, which are two files.
 
 LLAMA_CPP is the directory of llama.cpp's sources, as they also lie in vendor/ of llama-cpp-python's sources. The files
 in `files/` were written with those of llama-cpp-python 0.3.36. The tokenizer is a stand-in: models are compared by ids.
@@ -20,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.models.checkpoints import save
-from tests.weights.gguf import vision_models
+from tests.models.predicting import Predicting
+from tests.weights.gguf import predicting_models, vision_models
 from tests.weights.gguf.forms_2026 import publish_exaone, publish_ling, publish_mimo, publish_minicpm, publish_step
 from tests.weights.gguf.internvl_form import publish_internvl
 from tests.weights.gguf.models import FACTORED, FILES, MODELS, VOCAB_SIZE, original
@@ -39,6 +41,13 @@ def convert(name: str, directory: Path, *, is_wide: bool) -> bytes:
         for weight in model.parameters():
             weight.data.zero_()
     return _text_part(name, model, directory, [f"t{token_id}" for token_id in range(VOCAB_SIZE)])
+
+
+def convert_predicting(name: str, directory: Path) -> bytes:
+    """Return the float32 file of a model with a layer that predicts further tokens. directory: an empty one."""
+    model = predicting_models.original(name)
+    tokens = [f"t{token_id}" for token_id in range(VOCAB_SIZE)]
+    return _text_part(name, model, directory, tokens, has_mtp=True)
 
 
 def convert_pair(name: str, directory: Path) -> tuple[bytes, bytes]:
@@ -60,7 +69,9 @@ def convert_pair(name: str, directory: Path) -> tuple[bytes, bytes]:
     return text, path.read_bytes()
 
 
-def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) -> bytes:
+def _text_part(
+    name: str, model: nn.Module | Predicting, directory: Path, tokens: list[str], *, has_mtp: bool = False
+) -> bytes:
     import gguf
     from conversion import get_model_class
 
@@ -73,7 +84,10 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
         writer.add_token_merges(["t 0"])
         writer.add_eos_token_id(1)
 
-    save(model, directory)
+    if isinstance(model, Predicting):
+        model.write(directory)
+    else:
+        save(model, directory)
     # Gemma 3's converter cuts the embeddings to the tokenizer's size.
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     state = {"type": "BPE", "vocab": vocabulary, "merges": []}
@@ -105,7 +119,12 @@ def _text_part(name: str, model: nn.Module, directory: Path, tokens: list[str]) 
         # StableLM's returns the stacked norms of the heads from a generator, where its caller loses them.
         yield from (yield from base.modify_tensors(converter, data, tensor_name, layer)) or ()
 
-    members = {"set_vocab": set_vocab, "modify_tensors": modify_tensors, "model_arch": base.model_arch, "no_mtp": True}
+    members = {
+        "set_vocab": set_vocab,
+        "modify_tensors": modify_tensors,
+        "model_arch": base.model_arch,
+        "no_mtp": not has_mtp,
+    }
     converter = type(base.__name__, (base,), members)
     path = directory / "model.gguf"
     converter(directory, gguf.LlamaFileType.ALL_F32, path).write()
@@ -192,12 +211,15 @@ def main() -> None:
     # Before the installed packages: the converter needs the gguf package beside it.
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
     pairs = [f"images/{name}" for name in vision_models.ALL]
-    for name in sys.argv[2:] or [*MODELS, *FACTORED, *(f"wide/{name}" for name in MODELS), *pairs]:
+    predicting = [f"mtp/{name}" for name in predicting_models.MODELS]
+    for name in sys.argv[2:] or [*MODELS, *FACTORED, *(f"wide/{name}" for name in MODELS), *pairs, *predicting]:
         with tempfile.TemporaryDirectory() as directory:
             folder, _, model = name.rpartition("/")
             if folder == "images":
                 text, vision = convert_pair(model, Path(directory))
                 contents = {name: text, f"{folder}/mmproj-{model}": vision}
+            elif folder == "mtp":
+                contents = {name: convert_predicting(model, Path(directory))}
             else:
                 contents = {name: convert(model, Path(directory), is_wide=folder == "wide")}
         for stored, content in contents.items():
