@@ -122,7 +122,7 @@ CONVOLUTIONS: Final = frozenset({"ssm_conv1d", "shortconv.conv", *SEPARATE_CONVO
 # Vectors in checkpoints that are matrices in files of Mamba-2 and Ling 3.0: [heads, 1], and [groups, numbers of each].
 VECTORS: Final = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
 # Names of the layer that predicts further tokens, which stands behind the model's own: the prefix of its tensors in
-# checkpoints, with its number for `{}`, and those of the tensors around it. Of the others, the model has its own.
+# checkpoints, with its number for `{}`, and those of the tensors around it. Its embeddings and head are the model's.
 NEXTN: Final = {
     "": "model.layers.{}.",
     "nextn.eh_proj": "model.layers.{}.eh_proj",
