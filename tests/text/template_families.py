@@ -475,6 +475,16 @@ FAMILIES = [
         has_parts=True,
         calls=True,
     ),
+    Family(
+        "Muse-Glimmer",
+        "muse-glimmer",
+        "<|begin_of_text|><|start|>system<|message|>Be brief.<|eot|><|start|>user<|message|>Hi<|eot|>"
+        "<|start|>assistant to=user<|message|>Hello.<|eot|><|start|>user<|message|>And?<|eot|><|start|>assistant",
+        "<|start|> <|message|> <|eom|>",
+        bos="<|begin_of_text|>",
+        eos="<|eot|>",
+        calls=True,
+    ),
 ]
 # Templates that need variables, which the tests of all families do not give.
 APART = [

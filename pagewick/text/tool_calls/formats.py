@@ -33,6 +33,7 @@ from pagewick.text.tool_calls.lfm2 import LFM_2
 from pagewick.text.tool_calls.minicpm import MINICPM_5
 from pagewick.text.tool_calls.minimax import MINIMAX_M1, MINIMAX_M2
 from pagewick.text.tool_calls.mistral import MISTRAL, MISTRAL_11
+from pagewick.text.tool_calls.muse import MUSE_GLIMMER
 from pagewick.text.tool_calls.nemotron import NEMOTRON, NEMOTRON_4
 from pagewick.text.tool_calls.offer import ToolOffer
 from pagewick.text.tool_calls.olmo import OLMO_3
@@ -49,7 +50,7 @@ _ALL = (
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW,
     MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON, DEEPSEEK_4, MINICPM_5, GIGACHAT_3, GIGACHAT_3_1,
-    FIREFUNCTION_2, FUNCTIONARY_3_1, FUNCTIONARY_3_2, MINIMAX_M1, MINIMAX_M3,
+    FIREFUNCTION_2, FUNCTIONARY_3_1, FUNCTIONARY_3_2, MINIMAX_M1, MINIMAX_M3, MUSE_GLIMMER,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
 # Other programs' names, most of them vLLM's.
@@ -101,6 +102,7 @@ ALIASES: Mapping[str, str] = {
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     (SOLAR_OPEN, ("<|tool_call:begin|>",)),
+    (MUSE_GLIMMER, ("<atem:function_calls>", "<|message|>")),
     (SEED_OSS, ("<seed:tool_call>",)),
     (MINIMAX_M3, ("]<]minimax[>[",)),
     (LFM_2, ("<|tool_list_start|>",)),

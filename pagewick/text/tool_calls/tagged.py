@@ -116,7 +116,7 @@ class TaggedCalls:
         return self.name_end if self.name_end == "\n" else self.name_end + self.line
 
     def grammar(self, writer: GrammarWriter) -> str:
-        call = writer.call(lambda tool: self._call_grammar(writer, tool))
+        call = writer.call(lambda tool: self.call_grammar(writer, tool))
         if self.is_section:
             several = writer.calls(call, writer.word(self.line))
             return writer.grammar(
@@ -127,7 +127,9 @@ class TaggedCalls:
         whole = writer.rule(" ".join(filter(None, (writer.words(*before), call, writer.words(*ending)))))
         return writer.grammar(writer.calls(whole, writer.words("\n", self.opener)), (self.opener,))
 
-    def _call_grammar(self, writer: GrammarWriter, tool: Tool) -> str:
+    def call_grammar(self, writer: GrammarWriter, tool: Tool) -> str:
+        """Return an expression for one call, without the markers around all."""
+
         def argument(key: str, schema: Any) -> str:
             opening = writer.words(self.key_open, key, *_between(self.key_end, self.line))
             return f"{opening} {self._value_grammar(writer, tool, schema)} {writer.word(self.line)}"

@@ -24,6 +24,18 @@ def minimax_m1(calls: Sequence[Call]) -> str:
     return "\n".join(["<tool_calls>", *map(dumped, enveloped(calls)), "</tool_calls>"])
 
 
+def muse(calls: Sequence[Call]) -> str:
+    """Calls behind `<|start|>assistant`, each in a message of its own."""
+    bodies = []
+    for name, given in calls:
+        lines = [f" to={name}<|message|><atem:function_calls>", f'<atem:invoke name="{name}">']
+        for key, value in given.items():
+            shown = value if isinstance(value, str) else dumped(value)
+            lines.append(f'<atem:parameter name="{key}">{shown}</atem:parameter>')
+        bodies.append("\n".join([*lines, "</atem:invoke>", "</atem:function_calls>"]))
+    return "<|eom|><|start|>assistant".join(bodies)
+
+
 def minimax_m3(calls: Sequence[Call]) -> str:
     """The template leaves out members that are null. A model may write one."""
     mark = "]<]minimax[>["

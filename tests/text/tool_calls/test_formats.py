@@ -258,8 +258,8 @@ def test_a_name_may_end_as_calls_of_built_in_tools_do(name: str) -> None:
 
 
 def test_all_formats_are_tested() -> None:
-    # The last three mark all parts of a response; see test_harmony.py, test_solar.py and test_functionary.py.
-    marked = {"openai", "solar_open", "functionary_v32"}
+    # These mark all parts of a response, and have tests of their own.
+    marked = {"openai", "solar_open", "functionary_v32", "muse_glimmer"}
     assert {family.parser for family in FAMILIES} | marked == BY_NAME.keys()
 
 
