@@ -156,7 +156,6 @@ REFUSED: Lines = (
     ("--max-num-active-seqs=", "--max-num-seqs limits the sequences that run at the same time"),
     ("--max-logprobs=20", "a request gets at most 20 log-probabilities per token"),
     ("--logprobs-mode=raw_logprobs", "log-probabilities are those of the model, before temperature and penalties"),
-    ("--spec-type=", "use --speculative-method, --speculative-model and --num-speculative-tokens"),
     ("--mtp=?", "use --speculative-method mtp, and --num-speculative-tokens"),
     ("--kv-transfer-config= --ec-transfer-config= --ec-manager-config= --pd-server --pd-client --pd-url= --pd-config= "
      "--pd-server-prefix-cache-ratio= --pd-client-prefix-cache-ratio=",

@@ -74,8 +74,12 @@ _SPECULATION = {
 
 
 def _method(value: str) -> str:
-    """vLLM also has names such as deepseek_mtp, one for each family."""
-    return "mtp" if str(value).endswith("_mtp") else {"draft_model": "draft"}.get(value, value)
+    """vLLM also has names such as deepseek_mtp, one for each family, and llama.cpp several ways to look up n-grams."""
+    if str(value).endswith(("_mtp", "-mtp")):
+        return "mtp"
+    if str(value).startswith("ngram-"):
+        return "ngram"
+    return {"draft_model": "draft", "draft-simple": "draft"}.get(value, value)
 
 
 def _speculation(value: str) -> Any:
@@ -193,6 +197,8 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "spec_draft_model": ("speculative_model", None),
     "spec_model": ("speculative_model", None),
     "spec_method": ("speculative_method", _method),
+    "spec_type": ("speculative_method", _method),
+    "spec_draft_n_max": ("num_speculative_tokens", None),
     "speculative_config": ("speculative_method", _speculation),
     "spec_tokens": ("num_speculative_tokens", None),
     "draft": ("num_speculative_tokens", None),

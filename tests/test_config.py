@@ -123,6 +123,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
     "kv_offloading_size": (1.5, 3 * 2**29),
     "spec_method": ("ngram", "ngram"),
     "disable_prefix_cache": (True, False),
+    "spec_type": ("ngram-simple", "ngram"),
     "speculative_config": ({"method": "ngram"}, "ngram"),
     "limit_mm_per_prompt": ({"image": 0, "video": 0}, True),
     "mmproj_auto": (False, True),

@@ -96,6 +96,7 @@ def test_a_sampling_argument_of_vllm_is_accepted_noted_or_refused(name: str, not
         ("device_ids", [0, 1], {"tensor_parallel_size": 2}),
         ("max_num_queued_reqs", 3, {"max_waiting_requests": 3}),
         ("spec_method", "ngram", {"speculative_method": "ngram"}),
+        ("spec_type", "draft-mtp", {"speculative_method": "mtp"}),
         ("spec_method", "qwen3_next_mtp", {"speculative_method": "mtp"}),
         (
             "speculative_config",
