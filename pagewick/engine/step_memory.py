@@ -21,6 +21,8 @@ vocab_size, R ranks of tensor parallelism and e bytes of a number, the activatio
     FP8 activations  T * w * 5 with --fp8-activations: products in float32, and activations of a byte
     inputs of layers T * 3 n * e, for n numbers of all layers together, in models that have such inputs
     streams          T * 3 s H * e, in models with s residual streams: those that a layer gets, predicts and returns
+    predicting       T * 6 H * e, with a layer that predicts further tokens: what it reads, the model's output and the
+                     embeddings of the next tokens, both once more when they are normalised, and these side by side
     selection        T * k * 4, in models with sparse attention: the k tokens that each token sees, at most a context
     logits           S * V * b                   b bytes of each logit: in float32, a copy that is edited, and room to
                                                  sort it with its token id; with ranks, also what they exchange
@@ -302,6 +304,8 @@ def activation_bytes(
     width += streams_width(model)
     if model.altup is not None:
         width += 3 * model.altup.num_streams * model.hidden_size
+    if model.has_mtp:
+        width += 6 * model.hidden_size
     num_logits = min(num_logits, num_tokens)
     selected = max(num_selected(layer, context or model.max_position_embeddings) for layer in model.layers)
     return num_tokens * (width * element_bytes + 4 * selected) + num_logits * model.vocab_size * logit_bytes

@@ -123,6 +123,13 @@ def test_streams_inputs_of_layers_and_sparse_gates() -> None:
     assert activation_bytes(read_config(PUBLISHED["gemma-3n-E2B-it"]), 100, 0, 2, 0) == 100 * width * 2
 
 
+def test_a_layer_that_predicts_further_tokens() -> None:
+    model = read_config(PUBLISHED["GLM-4.5-Air"])
+    assert model.mtp is not None
+    before, after = (activation_bytes(each, 100, 7, 2, 28) for each in (model, replace(model, has_mtp=True)))
+    assert after - before == 100 * 6 * 4096 * 2
+
+
 def test_an_indexer_that_no_kernel_serves() -> None:
     served, other = (read_config(PUBLISHED["DeepSeek-V3.2"] | {"index_n_heads": number}) for number in (64, 65))
     limits = replace(LIMITS, context=1000)
