@@ -177,29 +177,33 @@ class GrammarWriter:
         """Return an expression for as many calls as the response may have. separator: an expression."""
         return f"{call} ({separator} {call})*" if self.offer.is_parallel else call
 
-    def grammar(self, calls: str, openers: Sequence[str], start: str = "") -> str:
+    def grammar(
+        self, calls: str, openers: Sequence[str], start: str = "", *, opened: Mapping[str, str] | None = None
+    ) -> str:
         """Return the whole grammar.
 
         calls: an expression for all calls, without the opener. openers: the first one is written where a call is
         required, and each begins calls in a text. start: a regular expression for texts that begin calls without
-        an opener; empty if there are none. If a response without calls has a form, the grammar refers to it as ANSWER.
+        an opener; empty if there are none. opened: the expressions behind openers that need others than `calls`.
+        If a response without calls has a form, the grammar refers to it as ANSWER.
         """
-        calls = self.rule(calls)
+        behind = {one: body for one, body in (opened or {}).items() if one in openers}
+        calls = self.rule(calls) if len(behind) < max(1, len(openers)) else ""
+        bodies = {opener: self.rule(behind[opener]) if opener in behind else calls for opener in openers}
         if self.offer.has_form:
-            ways = [calls] * bool(start) + [f"{self.word(opener)} {calls}" for opener in openers]
+            ways = [calls] * bool(start) + [f"{self.word(opener)} {body}" for opener, body in bodies.items()]
             return self.lark(" | ".join([*ways, f"@{ANSWER}"]))
         if self.offer.is_required:
-            whole = calls if start else f"{self.word(openers[0])} {calls}"
-            return self.lark(whole)
+            return self.lark(calls if start else f"{self.word(openers[0])} {bodies[openers[0]]}")
         others = [opener for opener in openers if opener not in self._ids]
         excluded = [f"(?s:.*){literal(opener)}(?s:.*)" for opener in others] + [start] * bool(start)
         text = self.text_without(excluded)
         ways = [f"{text}?"] + [calls] * bool(start)
-        ways += [f"{text}? {self.word(opener)} {calls}" for opener in openers if opener in self._ids]
+        ways += [f"{text}? {self.word(opener)} {bodies[opener]}" for opener in openers if opener in self._ids]
         # Beside texts that begin calls themselves, a text up to a marker of letters would be matched too far.
-        if others and not start:
-            to_call = self.rule(f"/(?s:.*)({'|'.join(map(literal, others))})/", "[lazy]")
-            ways.append(f"{to_call} {calls}")
+        for body in dict.fromkeys(bodies[opener] for opener in others if not start):
+            ends = "|".join(literal(opener) for opener in others if bodies[opener] == body)
+            ways.append(f"{self.rule(f'/(?s:.*)({ends})/', '[lazy]')} {body}")
         return self.lark(" | ".join(ways))
 
     def lark(self, start: str) -> str:

@@ -17,8 +17,9 @@ class JsonCalls:
     """opener, closer: the markers. pad: white space after the opener and before the closer.
 
     header: words behind the opener, in place of `pad` there; some may be markers, others white space. other_openers:
-    markers that some models of the family write in place of `opener`. is_list: the calls are a list between one pair
-    of markers; otherwise each call has its own pair, and `separator` is between them. name_key, arguments_key: how the
+    markers that some models of the family write in place of `opener`. An opener may end with the bracket of the list,
+    since its word alone could be text; no closer follows then. is_list: the calls are a list between one pair of
+    markers; otherwise each call has its own pair, and `separator` is between them. name_key, arguments_key: how the
     model names the two fields. is_single: a response has one call.
     """
 
@@ -41,6 +42,8 @@ class JsonCalls:
         for word in filter(str.strip, self.header):
             yield from reader.blanks()
             yield from reader.word(word)
+        if reader.opener.endswith("["):
+            reader.ahead = "["
         arguments = dict.fromkeys((self.arguments_key, "arguments", "parameters"))
         yield from read_envelopes(reader, name=self.name_key, arguments=(*arguments,))
         if self.closer and (yield from reader.blanks()) == reader.spell(self.closer)[0]:
@@ -50,7 +53,7 @@ class JsonCalls:
         bodies = [envelope(call, self.name_key, self.arguments_key) for call in calls]
         if self.is_list:
             bodies = [f"[{', '.join(bodies)}]"]
-        opening = "".join((self.opener, *self._opening))
+        opening = "".join((self.opener.removesuffix("["), *self._opening))
         return self.separator.join(f"{opening}{body}{self.pad}{self.closer}" for body in bodies)
 
     def grammar(self, writer: GrammarWriter) -> str:
@@ -59,8 +62,11 @@ class JsonCalls:
 
         call = writer.call(of_tool)
         opening, ending = self._opening, [one for one in (self.pad, self.closer) if one]
+        openers, opened = (self.opener, *self.other_openers), {}
         if self.is_list:
-            body = f"{writer.words(*opening, '[')} {writer.calls(call, writer.word(', '))} {writer.words(']', *ending)}"
+            calls = writer.calls(call, writer.word(", "))
+            body = f"{writer.words(*opening, '[')} {calls} {writer.words(']', *ending)}"
+            opened = {one: f'{calls} "]"' for one in openers if one.endswith("[")}
         else:
             whole = writer.rule(f"{writer.words(*opening)} {call} {writer.words(*ending)}")
             body = (
@@ -68,7 +74,7 @@ class JsonCalls:
                 if self.is_single
                 else writer.calls(whole, writer.words(*[self.separator] * bool(self.separator), self.opener))
             )
-        return writer.grammar(body, (self.opener, *self.other_openers))
+        return writer.grammar(body, openers, opened=opened)
 
     def format(self, name: str) -> CallFormat:
         openers = (self.opener, *self.other_openers)
@@ -77,6 +83,6 @@ class JsonCalls:
             read=self.read,
             written=self.written,
             grammar=self.grammar,
-            words=tuple(word for word in (*openers, *self.header, self.closer) if word.strip()),
+            words=tuple(one for one in (*openers, *self.header, self.closer) if one.strip() and one[-1] != "["),
             openers=openers,
         )

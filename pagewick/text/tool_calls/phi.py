@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pagewick.text.tool_calls.json_calls import JsonCalls
 
-PHI_4_MINI = JsonCalls("<|tool_call|>", "<|/tool_call|>", is_list=True, other_openers=("functools",)).format(
+PHI_4_MINI = JsonCalls("<|tool_call|>", "<|/tool_call|>", is_list=True, other_openers=("functools[",)).format(
     "phi4_mini_json"
 )

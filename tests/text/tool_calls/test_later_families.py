@@ -11,8 +11,10 @@ import pytest
 import tokenizers
 
 from pagewick.text import tool_variables
+from pagewick.text.tool_calls.offer import ToolOffer
 from tests.text.template_families import SYSTEM, TURNS
 from tests.text.tool_calls.families import OFFER
+from tests.text.tool_calls.families import TOOLS as TOOLS_OF_FORMS
 from tests.text.tool_calls.later_forms import firefunction, minimax_m1
 from tests.text.tool_calls.test_formats import BY_FAMILY, read
 from tests.text.tool_calls.test_grammars import accepts
@@ -74,11 +76,15 @@ def test_firefunction_through_the_server() -> None:
     assert "<|start_header_id|>tool<|end_header_id|>\n\nwindy<|eot_id|>" in history
 
 
-def test_a_word_alone_begins_no_call_of_firefunction() -> None:
-    family = BY_FAMILY["firefunction"]
+@pytest.mark.parametrize("name", ["firefunction", "phi_4", "phi_4_functools"])
+def test_the_name_of_a_module_begins_no_call(name: str) -> None:
+    family = BY_FAMILY[name]
     for text in ("import functools\n", "functools.cache", "functools [1]"):
         assert accepts(family, OFFER, text) and read(family, text).shown == text
     assert not accepts(family, OFFER, "functools[1]")
+    assert accepts(family, OFFER, f"So: {firefunction(CALL * 2)}")
+    alone = ToolOffer(TOOLS_OF_FORMS, is_parallel=False)
+    assert accepts(family, alone, firefunction(CALL)) and not accepts(family, alone, firefunction(CALL * 2))
 
 
 def test_minimax_m1_through_the_server() -> None:
