@@ -114,7 +114,7 @@ def compile_variant(module: str, variant: Variant, target: str) -> Resources:
         raise ValueError(f"{variant.name} lacks {', '.join(sorted(missing))}")
     source = ASTSource(variant.kernel, signature, dict(variant.constexprs), attributes)
     gpu = GPUTarget("hip" if is_amd else "cuda", processor.arch, processor.warp_size)
-    compiled = triton.compile(source, target=gpu, options=variant.options)
+    compiled = triton.compile(source, target=gpu, options=variant.options_on(gpu))
     assembly: str = compiled.asm["amdgcn" if is_amd else "ptx"]
     registers, spills = _amd_registers(assembly) if is_amd else _nvidia_registers(compiled.asm["cubin"])
     shared = int(compiled.metadata.shared)

@@ -6,8 +6,10 @@ A target is a family of GPUs that share an instruction set and the size of share
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ TYPE_NAMES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e5m2: "fp8e5",
 }
+# The first version of Triton that has a fence wherever products need one: see lacks_fences.
+_FENCES_SINCE = (3, 7, 1)
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,22 @@ class Variant:
 
     @functools.cached_property
     def _launcher(self) -> Launcher:
-        return Launcher(self.kernel, self.signature, self.constexprs, self.options)
+        options = self.options
+        # A kernel that is interpreted has no parameters, and no target.
+        if self.uses_tensor_cores and hasattr(self.kernel, "params"):
+            options = self.options_on(import_module("triton.runtime").driver.active.get_current_target())
+        return Launcher(self.kernel, self.signature, self.constexprs, options)
 
     @property
     def options(self) -> dict[str, Any]:
         """How Triton is to compile the kernel."""
         limit = {"maxnreg": self.max_registers} if self.max_registers else {}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": self.fuses, **limit}
+
+    def options_on(self, target: Any) -> dict[str, Any]:
+        """Return how Triton is to compile the kernel for a GPUTarget of its own."""
+        has_one_stage = self.uses_tensor_cores and lacks_fences(target, import_module("triton").__version__)
+        return {**self.options, "num_stages": 1} if has_one_stage else self.options
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,19 @@ class Workload:
     num_bytes: int
     num_operations: int
     on_tensor_cores: bool = True
+
+
+def lacks_fences(target: Any, version: str) -> bool:
+    """Whether products may read stale numbers on a GPUTarget if a version of Triton lets loops load ahead.
+
+    From compute capability 9 on, tensor cores read shared memory by a path of their own, PTX's async proxy; those of 12
+    do not. A loop that loads ahead copies there by cp.async, which takes the other path, so that a fence must come
+    before the product. Triton 3.7.0 and older leave it out (https://github.com/triton-lang/triton/pull/9610). With one
+    stage, numbers go through registers, and these versions have a fence behind that.
+    """
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    is_old = found is not None and tuple(map(int, found.groups())) < _FENCES_SINCE
+    return is_old and target.backend == "cuda" and 90 <= target.arch < 120
 
 
 @functools.cache

@@ -132,6 +132,35 @@ def test_a_launch_that_compiles_is_explained_once(
     assert said == [0, 1, 1] and "Triton compiles" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("arch", "version", "num_stages"),
+    [
+        (90, "3.6.0", 1), (100, "3.7.0+git9844da95", 1), (90, "3.7.1", 3), (90, "3.10.0", 3), (80, "3.6.0", 3),
+        (89, "3.6.0", 3), (120, "3.7.0", 3), ("gfx942", "3.6.0", 3),
+    ],
+)  # fmt: skip
+def test_loops_with_products_load_nothing_ahead_where_triton_leaves_out_fences(
+    arch: int | str, version: str, num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = SimpleNamespace(backend="hip" if isinstance(arch, str) else "cuda", arch=arch)
+    gpu = SimpleNamespace(get_current_device=lambda: 0, get_current_target=lambda: target)
+    monkeypatch.setattr(driver, "_active", gpu)
+    monkeypatch.setattr("triton.__version__", version)
+    for uses_tensor_cores, expected in ((True, num_stages), (False, 3)):
+        given: list[object] = []
+
+        class Recorder(Kernel):
+            def __getitem__(self, grid: tuple[int, ...], given: list[object] = given) -> Callable[..., object]:
+                return lambda **arguments: given.append(arguments["num_stages"])
+
+        variant = Variant(
+            "product", Recorder(), {"at": "*fp32", "size": "i32", "free": "i32"}, {"BLOCK": 8}, num_stages=3,
+            uses_tensor_cores=uses_tensor_cores,
+        )  # fmt: skip
+        variant.launch((1,), at=torch.zeros(8), size=3, free=7)
+        assert given == [expected]
+
+
 def test_an_error_of_the_compiler_names_our_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's own exceptions name neither the kernel of ours nor a way to do without it."""
 
