@@ -182,11 +182,14 @@ def later_layers(entries: Entries, default: int = 0) -> tuple[str, ...]:
     return (rf"model\.layers\.({extra})\..*",) if extra else ()
 
 
-def offer_later_layer(entries: Entries, config: ModelConfig) -> ModelConfig:
-    """Return the config with the first of these layers, if there is one. It is like the model's last layer."""
+def offer_later_layer(entries: Entries, config: ModelConfig, norm: str = "shared_head.norm") -> ModelConfig:
+    """Return the config with the first of these layers, if there is one. It is like the model's last layer.
+
+    norm: the name of its last norm.
+    """
     has_one = entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS) > 0
     has_experts = isinstance(config.layers[-1].mlp, MoeConfig)
-    return offer(config, nextn(config.num_layers)) if has_one and has_experts else config
+    return offer(config, nextn(config.num_layers, norm)) if has_one and has_experts else config
 
 
 def latent_model(

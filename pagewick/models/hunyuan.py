@@ -6,7 +6,7 @@
   them may be lists with a number for each layer.
 - HYV3: queries and keys are normalised per head, before they are rotated. All layers but the first have experts, chosen
   by sigmoid and a learned bias, with normalised weights, and a shared one. A further layer of a file, which predicts
-  later tokens, is not used.
+  later tokens, serves --speculative-method mtp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from pagewick.layers.config import MoeConfig
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.deepseek import SHARED_EXPERTS, later_layers, layers_by_kind
+from pagewick.models.deepseek import SHARED_EXPERTS, later_layers, layers_by_kind, offer_later_layer
 from pagewick.models.entries import Entries
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import HeadNormConfig, MlpConfig, NormConfig
@@ -100,13 +100,14 @@ def read_hy_v3(entries: Entries) -> ModelConfig:
     )
     mlps = layers_by_kind(entries, moe, default_dense=1)
     rope = reading.read_rope_of(entries, attention, default_theta=11158840.0)
-    return reading.model_config(
+    config = reading.model_config(
         entries,
         norm=NormConfig(eps=eps),
         layers=reading.same_layers(len(mlps), attention, mlps, rope),
         names=_V3_NAMES,
         ignored=later_layers(entries),
     )
+    return offer_later_layer(entries, config, norm="final_layernorm")
 
 
 def _of_layers(entries: Entries, name: str, default: int) -> tuple[int, ...]:

@@ -11,10 +11,13 @@ from pagewick.models.mtp_config import PATH, MtpConfig
 from pagewick.models.name_map import NameMap
 
 
-def nextn(num_layers: int) -> MtpConfig:
-    """Describe such a layer in DeepSeek's files, where it stands behind the model's `num_layers` own layers."""
+def nextn(num_layers: int, norm: str = "shared_head.norm") -> MtpConfig:
+    """Describe such a layer in DeepSeek's files, where it stands behind the model's `num_layers` own layers.
+
+    norm: the name of its last norm.
+    """
     path = f"layers.{num_layers}"
-    inner = {"fc": "eh_proj", "embedding_norm": "enorm", "hidden_norm": "hnorm", "norm": "shared_head.norm"}
+    inner = {"fc": "eh_proj", "embedding_norm": "enorm", "hidden_norm": "hnorm", "norm": norm}
     names = (*((f"mtp.{ours}", f"{path}.{theirs}") for ours, theirs in inner.items()), ("mtp.layer", path))
     return MtpConfig(like=num_layers - 1, names=names)
 

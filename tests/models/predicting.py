@@ -33,10 +33,10 @@ _LAST_KIND: Final = {"layer_types": "full_attention", "mlp_layer_types": "sparse
 class Predicting(nn.Module):
     """A model of transformers and its predicting layer, in float32.
 
-    is_like_qwen: the files' names are Qwen's.
+    is_like_qwen: the files' names are Qwen's. norm: their name of the layer's last norm, if it is another.
     """
 
-    def __init__(self, name: str, *, is_like_qwen: bool = False, **entries: Any) -> None:
+    def __init__(self, name: str, *, is_like_qwen: bool = False, norm: str = "", **entries: Any) -> None:
         super().__init__()
         given = {**VARIANTS[name].all_entries(), **entries}
         given["num_hidden_layers"] += 1
@@ -44,6 +44,8 @@ class Predicting(nn.Module):
             if given.get(kinds) is not None:
                 given[kinds] = [*given[kinds], last]
         self.is_like_qwen = is_like_qwen
+        names = QWEN if is_like_qwen else _DEEPSEEK
+        self._names = {**names, "norm": f"model.layers.{{idx}}.{norm}"} if norm else names
         self.whole = make_model(name, given)
         self.base = deepcopy(self.whole.model)
         self.base.layers = self.base.layers[:-1]
@@ -70,7 +72,7 @@ class Predicting(nn.Module):
         idx = self.num_layers
         if self.is_like_qwen:
             tensors = {_renamed(name, f"model.layers.{idx}.", "mtp.layers.0."): one for name, one in tensors.items()}
-        for ours, theirs in (QWEN if self.is_like_qwen else _DEEPSEEK).items():
+        for ours, theirs in self._names.items():
             tensors[f"{theirs.format(idx=idx)}.weight"] = getattr(self, ours).weight.data.clone()
         if not self.is_like_qwen:
             # Published files repeat these.

@@ -132,6 +132,7 @@ ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
     ),
     "hy_v3": GgufArchitecture(
         name="HYV3ForCausalLM",
+        predicting={**common.NEXTN, "nextn.shared_head_norm": "model.layers.{}.final_layernorm"},
         entries={
             **common.EXPERT_ENTRIES,
             "expert_weights_scale": "router_scaling_factor",

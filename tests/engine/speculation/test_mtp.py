@@ -45,6 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm-4.5": {},
     "glm-4.7-flash": {},
     "glm-5.2": {},
+    "hy3": {"norm": "final_layernorm"},
     # Layers with a state are another matter.
     "qwen3-next": {"is_like_qwen": True, "layer_types": ["full_attention"] * 4},
 }
