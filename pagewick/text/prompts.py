@@ -17,6 +17,7 @@ from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ImageReader, PlacedImage, PromptTokens
 from pagewick.text.part_splitter import PartFormat
 from pagewick.text.reasoning import ReasoningTags
+from pagewick.text.thinking_switches import BUDGET_VARIABLE, has_switch, with_switches
 from pagewick.text.tokenizer import Tokenizer, check_truncated
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named, format_of
 from pagewick.text.tool_calls.smollm import SMOLLM_3_CODE
@@ -26,13 +27,6 @@ from pagewick.text.truncation import tokens_to_keep
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
 MAX_CACHED_TEMPLATES = 8
-# Template variables that switch thinking on and off. Our documentation names the first.
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-# Seed-OSS's template reads how many tokens of thought it has; none switches thinking off.
-BUDGET_VARIABLE = "thinking_budget"
-# MiniMax-M3's template reads from this what enable_thinking says elsewhere.
-MODE_VARIABLE = "thinking_mode"
-_SWITCHES = (*THINKING_SWITCHES, BUDGET_VARIABLE, MODE_VARIABLE)
 # The infill tokens before the prefix, before the suffix, and before the middle, which the model writes.
 KNOWN_INFILL_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -146,7 +140,7 @@ class PromptEncoder:
             ReasoningTags.find(tokenizer, ()) if chat_template is None else chat_template.reasoning_tags
         )
         self.template_variables = chat_template.variables if chat_template is not None else frozenset[str]()
-        self.can_think_by_switch = not self.template_variables.isdisjoint(_SWITCHES)
+        self.can_think_by_switch = has_switch(self.template_variables, self.reasoning_tags)
         sources = () if chat_template is None else chat_template.sources
         self.call_format = format_of(sources) if tool_call_parser is None else format_named(tool_call_parser)
         self.part_formats: list[PartFormat] = [ToolCallFormat(self.call_format, tokenizer)]
@@ -217,11 +211,7 @@ class PromptEncoder:
         variables = dict(how.get("chat_template_kwargs") or {})
         if wrong := sorted(RESERVED_VARIABLES & variables.keys()):
             raise InvalidRequestError(f"chat_template_kwargs must not set {wrong[0]}", param="chat_template_kwargs")
-        if (switch := next((variables[name] for name in THINKING_SWITCHES if name in variables), None)) is not None:
-            variables = {**dict.fromkeys(THINKING_SWITCHES, switch), **variables}
-            variables.setdefault(MODE_VARIABLE, "enabled" if switch else "disabled")
-            if switch is False:
-                variables.setdefault(BUDGET_VARIABLE, 0)
+        variables = with_switches(variables, template.reasoning_tags)
         is_continued = how.get("continue_final_message", False)
         check_images(messages, reads_images=self.images is not None)
         messages, tools = self._tools(template).prepared(messages, tools, is_continued=is_continued)

@@ -11,6 +11,9 @@ import pytest
 import tokenizers
 
 from pagewick.text import tool_variables
+from pagewick.text.chat_template import ChatTemplate
+from pagewick.text.prompts import PromptEncoder
+from pagewick.text.tokenizer import Tokenizer
 from pagewick.text.tool_calls.offer import ToolOffer
 from tests.text.template_families import SYSTEM, TURNS
 from tests.text.tool_calls.families import OFFER
@@ -20,6 +23,7 @@ from tests.text.tool_calls.test_formats import BY_FAMILY, read
 from tests.text.tool_calls.test_grammars import accepts
 from tests.text.tool_calls.test_newer_families import CALL, FamilyServer, parts_of
 from tests.text.tool_calls.test_prompts_with_tools import ASK, BY_NAME, CALLED, TOOLS, encoder, prompt, result
+from tests.tiny_text import byte_level_backend
 
 
 class March(date):
@@ -93,3 +97,25 @@ def test_minimax_m1_through_the_server() -> None:
     assert parts_of(FamilyServer("MiniMax-M1", cut).message()) == (None, None, CALL * 2)
     text = prompt("MiniMax-M1", ASK, CALLED, result("c1", "windy"), tools=TOOLS)
     assert minimax_m1([("get_weather", {"city": "Rome"})]) in text and "tool result: windy" in text
+
+
+def test_the_switch_of_north_mini() -> None:
+    """Its template calls the switch `reasoning`, which may be anything in templates with other tags."""
+    source = "{{ messages[0].content + '%s' }}{%% if reasoning is defined and not reasoning %%}%s{%% endif %%}"
+    for start, end, is_known in (("<|START_THINKING|>", "<|END_THINKING|>", True), ("<think>", "</think>", False)):
+        backend = byte_level_backend()
+        backend.add_special_tokens([start, end])
+        tokenizer = Tokenizer(backend, config={"eos_token": "</s>"})
+        template = ChatTemplate({"default": source % (start, end)}, tokenizer)
+        maker = PromptEncoder(tokenizer, template, max_model_len=100)
+        assert maker.can_think_by_switch is is_known
+        for variables, is_closed in (
+            ({}, False),
+            ({"enable_thinking": True}, False),
+            ({"enable_thinking": False}, is_known),
+            ({"thinking": False}, is_known),
+            ({"thinking": False, "reasoning": True}, False),
+            ({"reasoning": False}, True),
+        ):
+            text = maker.render_chat([ASK], chat_template_kwargs=variables).text
+            assert text == ASK["content"] + start + end * is_closed
