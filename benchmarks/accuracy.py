@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewick.cli.bench import Scenario
+from pagewick.cli.benchmarking.scenarios import Scenario
 from pagewick.errors import ConfigError
 
 NUM_LAST: Final = 32

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pagewick.cli.bench import Scenario
+from pagewick.cli.benchmarking.scenarios import Scenario
 from pagewick.engine.messages import EngineRequest
 from pagewick.kernels import cpu
 from pagewick.kernels.cpu.structs import OPERATIONS

@@ -58,7 +58,7 @@ def torch_seconds() -> float:
 def transformers_seconds(model: Path, num_threads: int) -> float:
     """Return the seconds in which a process imports transformers, loads the model and generates a token."""
     from benchmarks.peer import Peer
-    from pagewick.cli.bench import Scenario
+    from pagewick.cli.benchmarking.scenarios import Scenario
 
     start = time.monotonic()
     peer = Peer("benchmarks.peer_transformers", model, "cpu", num_threads)

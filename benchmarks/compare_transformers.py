@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.limits import MachineLimits, limit, measure_bandwidth, measure_matmul_rate
 from benchmarks.peer import Peer
-from pagewick.cli.bench import Scenario, scenarios
+from pagewick.cli.benchmarking.scenarios import Scenario, scenarios
 from pagewick.cli.random_model import SHAPES, bench_cache_dir, cached_random_model
 from pagewick.devices import num_cores
 

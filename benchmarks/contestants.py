@@ -26,7 +26,7 @@ from benchmarks.peer_llama_cpp import IkLlamaCpp, LlamaCpp, RepackedIkLlamaCpp
 from benchmarks.peer_vllm import Vllm
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.weight_files import BF16, bits_per_weight, gguf_file, stored_weights
-from pagewick.cli.bench import Scenario, Timing
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing
 from pagewick.cli.random_model import SHAPES
 from pagewick.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from pagewick.cli.bench import Scenario
+from pagewick.cli.benchmarking.scenarios import Scenario
 from pagewick.cli.random_model import Shape
 
 READ_BYTES = 2**30

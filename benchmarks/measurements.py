@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from benchmarks.limits import MachineLimits, StoredWeights, end_to_end_limit, kv_bytes_per_token, limit
-from pagewick.cli.bench import Scenario, Timing
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing
 from pagewick.cli.random_model import Shape
 
 LONG_CONTEXT = 8192

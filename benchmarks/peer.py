@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pagewick.cli.bench import Scenario, Timing
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing
 
 CLOSE_TIMEOUT_S = 10.0
 

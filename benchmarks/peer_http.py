@@ -16,9 +16,9 @@ from typing import Any
 import uvloop
 
 from benchmarks.peer import answer_requests
-from pagewick.cli.bench import Scenario, Timing
 from pagewick.cli.benchmarking.http_load import LoadClient
 from pagewick.cli.benchmarking.measurement import RequestTiming
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing
 from pagewick.cli.server_address import ServerAddress
 
 TIMEOUT_S = 900.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.accuracy import LogitsCommand
 from benchmarks.compiled import compile_program
-from pagewick.cli.bench import Scenario, Timing
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing
 from pagewick.errors import ConfigError
 
 VARIABLE = "PAGEWICK_PEER_LLAMA_CPP"

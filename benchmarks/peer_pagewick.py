@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pagewick
 from benchmarks.peer import answer_requests
-from pagewick.cli.bench import Scenario, Timing, open_engine, run_scenario
+from pagewick.cli.bench import open_engine
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing, run_scenario
 from pagewick.config import EngineConfig
 
 KV_CACHE_MEMORY = "2GiB"

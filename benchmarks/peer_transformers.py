@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.peer import answer_requests
-from pagewick.cli.bench import Scenario, Timing
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing
 
 
 class Stopwatch(LogitsProcessor):

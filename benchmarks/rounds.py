@@ -14,7 +14,7 @@ import psutil
 from benchmarks.contestants import Contestant, Field, Runner, open_runners
 from benchmarks.machine import MachineRates, busy_part
 from benchmarks.measurements import MAX_STREAMS, MEASUREMENTS, Face, Measurement
-from pagewick.cli.bench import Scenario
+from pagewick.cli.benchmarking.scenarios import Scenario
 from pagewick.errors import ConfigError
 
 QUIET_S = 2.0

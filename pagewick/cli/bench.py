@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -24,20 +23,18 @@ from pagewick.cli.benchmarking.checks import (
     check_output,
     is_workload,
 )
-from pagewick.cli.benchmarking.measurement import Runs, Spread
+from pagewick.cli.benchmarking.measurement import Runs
 from pagewick.cli.benchmarking.plot import Level, curve_of, print_plot, write_svg
 from pagewick.cli.benchmarking.saved import check_replaceable, compare, load_report, save_report
+from pagewick.cli.benchmarking.scenarios import DEFAULT_BATCH, measure, pooling_of, scenarios, scenarios_without_text
 from pagewick.cli.benchmarking.workload import Workload, run_workload
 from pagewick.cli.terminal_text import harmless
 from pagewick.config import EngineConfig
-from pagewick.engine.messages import EngineRequest
-from pagewick.errors import ConfigError, EngineError
-from pagewick.sampling_params import SamplingParams
+from pagewick.errors import ConfigError
 
 if TYPE_CHECKING:
     from pagewick.engine.engine import Engine
 
-DEFAULT_BATCH = 16
 DEFAULT_REPEATS = 3
 
 
@@ -52,91 +49,6 @@ class Outcome:
     report: dict[str, Any]
     show: Callable[[], None]
     draw: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A number of streams at once, each with a random prompt and greedy tokens; lengths are in tokens."""
-
-    name: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_streams: int = 1
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.num_output_tokens == 1
-
-    @property
-    def max_len(self) -> int:
-        return self.num_prompt_tokens + self.num_output_tokens
-
-    def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
-        """Return random token ids, new ones for every seed, so that no run finds an earlier prompt in a cache."""
-        draw = random.Random(seed).randrange
-        return [[draw(vocab_size) for _ in range(self.num_prompt_tokens)] for _ in range(self.num_streams)]
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Times of one run of a scenario, in seconds from its start.
-
-    num_tokens_later: tokens that came after every stream had its first.
-    """
-
-    first_token_seconds: float
-    total_seconds: float
-    num_tokens_later: int
-
-    def tokens_per_second(self, scenario: Scenario) -> float:
-        """Return prompt tokens per second of a prefill, otherwise output tokens per second of all streams together."""
-        if scenario.is_prefill:
-            return scenario.num_prompt_tokens * scenario.num_streams / self.total_seconds
-        return self.num_tokens_later / (self.total_seconds - self.first_token_seconds)
-
-
-def scenarios(batch: int = DEFAULT_BATCH) -> list[Scenario]:
-    return [
-        Scenario("prefill 512", 512, 1),
-        Scenario("prefill 2048", 2048, 1),
-        Scenario("decode, 1 stream", 128, 128),
-        Scenario(f"decode, {batch} streams", 64, 64, batch),
-    ]
-
-
-def run_scenario(
-    engine: Engine, scenario: Scenario, *, seed: int, clock: Callable[[], float] = time.perf_counter
-) -> Timing:
-    """Run a scenario once on an idle engine. Raises EngineError if a stream fails."""
-    params = SamplingParams(temperature=0, max_tokens=scenario.num_output_tokens, ignore_eos=True)
-    prompts = scenario.prompts(engine.info.vocab_size, seed)
-    waiting = {f"bench-{seed}-{index}" for index in range(len(prompts))}
-    start = clock()
-    for request_id, prompt_token_ids in zip(sorted(waiting), prompts, strict=True):
-        engine.add(EngineRequest(request_id=request_id, prompt_token_ids=prompt_token_ids, params=params, seed=seed))
-    num_tokens_later, first_token_time = 0, start
-    while engine.has_work:
-        deltas = engine.step()
-        if any(delta.error for delta in deltas):
-            raise EngineError(next(delta.error for delta in deltas if delta.error) or "")
-        if not waiting:
-            num_tokens_later += sum(len(delta.token_ids) for delta in deltas)
-            continue
-        waiting -= {delta.request_id for delta in deltas if delta.token_ids}
-        if not waiting:
-            first_token_time = clock()
-    return Timing(first_token_time - start, clock() - start, num_tokens_later)
-
-
-def measure(engine: Engine, wanted: list[Scenario], repeats: int) -> dict[Scenario, Spread]:
-    """Measure tokens per second in `repeats` runs of each scenario, after one that is not counted; they alternate."""
-    rates: dict[Scenario, list[float]] = {scenario: [] for scenario in wanted}
-    for repeat in range(repeats + 1):
-        for index, scenario in enumerate(wanted):
-            timing = run_scenario(engine, scenario, seed=repeat * len(wanted) + index)
-            if repeat:
-                rates[scenario].append(timing.tokens_per_second(scenario))
-    return {scenario: Spread.of(values) for scenario, values in rates.items()}
 
 
 @click.command(cls=EngineCommand)
@@ -187,8 +99,9 @@ def command(
     """Measure tokens per second of MODEL (default: the built-in one), with random prompts.
 
     By default, four fixed measurements: prefill is the speed of reading a prompt, decode the speed of generating text
-    in all streams together. With --input-len, --output-len, --num-prompts or --concurrency, a workload is measured
-    instead; with --url, a workload on a server.
+    in all streams together. Of a model that makes embeddings or rates texts, they are the speed of reading texts. With
+    --input-len, --output-len, --num-prompts or --concurrency, a workload is measured instead; with --url, a workload
+    on a server.
     """
     earlier = load_report(against) if against is not None else None
     check_options(options, shape=shape, batch=batch, repeats=repeats)
@@ -287,6 +200,11 @@ def _bench_engine(
     config: EngineConfig, workloads: list[Workload], shape: str | None, repeats: int | None, options: Mapping[str, Any]
 ) -> Iterator[Measured]:
     with closing(open_engine(config, shape=shape, max_num_seqs=workloads[-1].concurrency)) as engine:
+        if pooling_of(engine.info):
+            raise ConfigError(
+                f"{engine.info.architecture} writes no text, so that a workload of responses cannot be measured; leave "
+                "out --input-len, --output-len, --num-prompts and --concurrency, and --plot"
+            )
         model = msgspec.to_builtins(engine.info)
         room = engine.info.max_model_len - workloads[-1].input_len
         if room <= 0:
@@ -306,8 +224,10 @@ def _bench_engine(
 def _bench_scenarios(engine: Engine, batch: int, repeats: int) -> Outcome:
     """Measure the scenarios that fit the context."""
     info = engine.info
-    wanted = [scenario for scenario in scenarios(batch) if scenario.max_len <= info.max_model_len]
-    skipped = [scenario.name for scenario in scenarios(batch) if scenario not in wanted]
+    pooling = pooling_of(info)
+    known = scenarios_without_text(batch, pooling) if pooling else scenarios(batch)
+    wanted = [scenario for scenario in known if scenario.max_len <= info.max_model_len]
+    skipped = [scenario.name for scenario in known if scenario not in wanted]
     results = {
         scenario.name: {name: round(rate, 2) for name, rate in asdict(spread).items()}
         for scenario, spread in measure(engine, wanted, repeats).items()

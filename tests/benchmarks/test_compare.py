@@ -10,7 +10,7 @@ from benchmarks import compare_transformers
 from benchmarks.compare_transformers import Rounds, open_peers, report, run_rounds
 from benchmarks.limits import MachineLimits, limit
 from benchmarks.peer import Peer, PeerError
-from pagewick.cli.bench import Scenario, Timing, scenarios
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing, scenarios
 from pagewick.cli.random_model import SHAPES
 
 MACHINE = MachineLimits(bandwidth=34e9, matmul_rate=450e9)

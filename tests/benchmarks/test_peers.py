@@ -31,8 +31,8 @@ from benchmarks.rounds import check_memory, median_rates, run_rounds
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.serving_cost import memory_budget
 from benchmarks.weight_files import gguf_file, stored_weights
-from pagewick.cli.bench import Scenario, Timing
 from pagewick.cli.benchmarking.measurement import RequestTiming
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing
 from pagewick.cli.random_model import SHAPES
 from pagewick.errors import ConfigError
 from pagewick.weights.gguf.header import read_gguf_header

@@ -12,9 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pagewick.cli import bench, cli
-from pagewick.cli.bench import Scenario, Timing, measure, open_engine, run_scenario, scenarios
+from pagewick.cli.bench import open_engine
+from pagewick.cli.benchmarking import scenarios as fixed
+from pagewick.cli.benchmarking.scenarios import Scenario, Timing, measure, run_scenario, scenarios
 from pagewick.config import EngineConfig
 from pagewick.errors import EngineError
+from tests.models.encoders import write_encoder
 from tests.scripted_engine import ScriptedEngine
 
 
@@ -100,7 +103,7 @@ def test_scenarios_alternate_and_the_first_round_is_not_counted(monkeypatch: pyt
         order.append((scenario.name, seed))
         return Timing(0.0, 1.0 / [1000, 30, 10, 20][seed // 2], 1)
 
-    monkeypatch.setattr(bench, "run_scenario", run_scenario)
+    monkeypatch.setattr(fixed, "run_scenario", run_scenario)
     results = measure(make_engine(), [Scenario("a", 5, 2), Scenario("b", 5, 2)], 3)  # type: ignore[arg-type]
     assert order == [("ab"[index % 2], index) for index in range(8)]
     assert [(result.median, result.low, result.high) for result in results.values()] == [(20, 10, 30)] * 2
@@ -254,6 +257,17 @@ def test_complete_measures_a_batch_that_is_a_number(
 def test_the_scenarios_are_the_documented_ones() -> None:
     described = [(s.num_prompt_tokens, s.num_output_tokens, s.num_streams) for s in scenarios()]
     assert described == [(512, 1, 1), (2048, 1, 1), (128, 128, 1), (64, 64, 16)]
+
+
+def test_an_encoder_is_measured_by_the_texts_that_it_reads(tmp_path: Path) -> None:
+    write_encoder("bert", tmp_path, max_position_embeddings=140)
+    output = run_command(str(tmp_path), "--device", "cpu", "--repeats", "1", "--batch", "3", "--json").output
+    report = json.loads(output)
+    assert [result["scenario"] for result in report["results"]] == ["embed 128, 1 text", "embed 128, 3 texts"]
+    assert all(result["median"] > 0 for result in report["results"])
+    result = CliRunner().invoke(cli, ["bench", str(tmp_path), "--device", "cpu", "--num-prompts", "3"])
+    assert result.exit_code == 1
+    assert "BertModel writes no text, so that a workload of responses cannot be measured" in result.stderr
 
 
 def test_a_directory_for_prefixes_that_is_meant_for_other_commands(
