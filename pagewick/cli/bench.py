@@ -99,7 +99,7 @@ def command(
     """Measure tokens per second of MODEL (default: the built-in one), with random prompts.
 
     By default, four fixed measurements: prefill is the speed of reading a prompt, decode the speed of generating text
-    in all streams together. Of a model that makes embeddings or rates texts, they are the speed of reading texts. With
+    in all streams together. A model that makes embeddings or rates texts is measured by the texts that it reads. With
     --input-len, --output-len, --num-prompts or --concurrency, a workload is measured instead; with --url, a workload
     on a server.
     """

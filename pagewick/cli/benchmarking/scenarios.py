@@ -75,7 +75,7 @@ def scenarios(batch: int = DEFAULT_BATCH) -> list[Scenario]:
 
 
 def scenarios_without_text(batch: int, pooling: str) -> list[Scenario]:
-    """Return those of a model that makes embeddings or rates texts. pooling: as in EngineRequest."""
+    """Return the measurements of a model that makes embeddings or rates texts. pooling: as in EngineRequest."""
     name = "rate" if pooling == "score" else "embed"
     return [
         Scenario(f"{name} 128, 1 text", 128, 0, pooling=pooling),
