@@ -24,9 +24,10 @@ class GroupBatch:
     slot_mapping: [T] int64, block_id * block_size + offset of each new token.
     block_tables: [B, max_blocks] int32; entries after the context or before the lookback are 0 and never read.
 
-    In a group of snapshots a block holds one state. block_tables: [B, 2]; the first block holds the state before the
-    sequence's new tokens (0 and never read if it has no earlier ones), the second receives the state after them. Both
-    may be the same block. slot_mapping: for each new token the second block.
+    In a group of snapshots a block holds one state. block_tables: [B, 3]; the first block holds the state before the
+    sequence's new tokens (0 and never read if it has no earlier ones), the second receives a state after them. Both
+    may be the same block. The third number says after how many of the new tokens that state is; 0: after all of them.
+    slot_mapping: for each new token the second block.
     """
 
     slot_mapping: Tensor

@@ -151,8 +151,8 @@ class CacheSpec:
         return -(-num_tokens // self.block_size)
 
     def table_width(self, num_tokens: int) -> int:
-        """Return the number of entries in the block table of a sequence of `num_tokens` tokens."""
-        return 2 if self.has_snapshots else self.num_blocks(num_tokens)
+        """Return the number of columns of the block tables of a batch (GroupBatch) with `num_tokens` tokens of each."""
+        return 3 if self.has_snapshots else self.num_blocks(num_tokens)
 
     def first_block(self, num_computed_tokens: int) -> int:
         """Return the index of the first logical block that token number `num_computed_tokens` (from 0) reads."""

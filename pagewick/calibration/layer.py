@@ -96,8 +96,9 @@ def _batch(sequences: Sequence[Sequence[int]]) -> TextBatch:
     lens = [len(ids) for ids in sequences]
     num_blocks = [-(-num_tokens // _BLOCK_SIZE) for num_tokens in lens]
     first_blocks = list(accumulate(num_blocks, initial=0))
-    # Running states go to the block in the second column; no step continues from them.
-    tables = torch.zeros(len(lens), max(2, *num_blocks), dtype=torch.int32)
+    tables = torch.zeros(len(lens), max(num_blocks), dtype=torch.int32)
+    # Running states go to the block in the second column; no step continues from them. Their layers have no slots.
+    states = torch.tensor([[0, row, 0] for row in range(len(lens))], dtype=torch.int32)
     slots = []
     for row, num_tokens in enumerate(lens):
         tables[row, : num_blocks[row]] = torch.arange(first_blocks[row], first_blocks[row + 1])
@@ -107,7 +108,7 @@ def _batch(sequences: Sequence[Sequence[int]]) -> TextBatch:
         positions=torch.cat([torch.arange(num_tokens) for num_tokens in lens]).unsqueeze(0),
         cu_seqlens_q=torch.tensor(list(accumulate(lens, initial=0)), dtype=torch.int32),
         context_lens=torch.tensor(lens, dtype=torch.int32),
-        groups=[GroupBatch(torch.cat(slots), tables)],
+        groups=[GroupBatch(torch.cat(slots), tables), GroupBatch(torch.cat(slots), states)],
     )
 
 
@@ -188,5 +189,5 @@ class TextRunner:
         for part in block.modules():
             if isinstance(part, Attention | LatentCache | Indexer | HeadBlockIndexer | StateLayer):
                 blocks = torch.zeros(self._num_blocks, part.cache_spec.block_bytes, dtype=torch.uint8)
-                part.bind_cache(blocks, 0)
+                part.bind_cache(blocks, int(isinstance(part, StateLayer)))
         return block, None if seen is None else InputObservation(block, routes, seen)

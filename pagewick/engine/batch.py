@@ -74,6 +74,8 @@ class SlotWork(msgspec.Struct, array_like=True):
     prompt_targets: the prompt tokens that follow these and whose log-probabilities are wanted; may be one fewer.
     num_draft_tokens: how many of token_ids, at their end, are draft tokens. A token is sampled before the first of them
         and after each, and they are accepted up to the first one that differs from the token sampled in its place.
+    num_stored: after how many of these tokens states are stored, in groups of snapshots; 0: after all of them. It is
+        never after a draft token, since a state cannot be taken back, so that accepted ones are computed once more.
     num_wanted_drafts: number of draft tokens that the runner should propose for the next step.
     awaits_mask: whether a constraint restricts the sampled tokens. Its masks follow the plan (see StepMasks).
     next_token_id: of a prompt, the token after these, for a layer that predicts further tokens; -1: none, or not known.
@@ -90,6 +92,7 @@ class SlotWork(msgspec.Struct, array_like=True):
     num_wanted_drafts: int = 0
     awaits_mask: bool = False
     next_token_id: int = -1
+    num_stored: int = 0
 
     @property
     def draft_token_ids(self) -> list[int]:

@@ -33,7 +33,6 @@ from pagewick.engine.device_errors import explaining_device_errors
 from pagewick.engine.images import with_image_keys
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.model_info import ModelInfo
-from pagewick.engine.model_runner import ModelRunner
 from pagewick.engine.preflight import WeightBytes
 from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.scheduling.queue_limits import QueueLimits
@@ -44,7 +43,7 @@ from pagewick.engine.step_loop import StepLoop
 from pagewick.engine.step_memory import max_num_logits
 from pagewick.engine.whole_parts import max_image_tokens, whole_parts
 from pagewick.engine.worker import RankGroup
-from pagewick.errors import ConfigError, EngineDeadError, InvalidRequestError
+from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
 from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
@@ -222,7 +221,7 @@ class Engine:
             whole=whole_parts(config, runner.model_config),
             max_model_len=self._ranks.max_model_len,
             eos_token_ids=runner.eos_token_ids,
-            speculation=_speculation(config, runner, drafter),
+            speculation=_speculation(config, drafter),
             limits=QueueLimits(config.max_waiting_requests, config.max_waiting_tokens),
             session_ttl_s=config.session_ttl,
             constraint_factory=constraint_factory or known,
@@ -320,17 +319,12 @@ def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _speculation(config: EngineConfig, runner: ModelRunner, drafter: Drafter | None) -> Speculation | None:
-    """Return the settings of speculation, if any. Raises ConfigError if the model cannot drop rejected draft tokens."""
+def _speculation(config: EngineConfig, drafter: Drafter | None) -> Speculation | None:
+    """Return the settings of speculation, if any."""
     uses_mtp = drafter is None and config.speculative_method == "mtp"
     uses_draft_model = drafter is not None or config.speculative_method in ("draft", "mtp")
     if config.speculative_method == "none" and drafter is None:
         return None
-    if any(group.spec.prefix_reuse == "snapshots" for group in runner.groups):
-        raise ConfigError(
-            f"{runner.model_config.architecture} has layers whose state cannot be taken back when a draft token is "
-            "rejected; leave --speculative-method out"
-        )
     return Speculation(
         num_tokens=config.num_speculative_tokens,
         uses_draft_model=uses_draft_model,

@@ -145,7 +145,7 @@ def ragged_batch(
     """Build the batch of a step. Sequence b computes num_tokens[b] tokens from position starts[b] on.
 
     input_ids: [T] int64. last_sampled: see HostBatch. adapters: [B] int32, those of the sequences. block_tables:
-    [B, max_blocks] int32 per cache group, which cover these tokens; for snapshots [B, 2], as in GroupBatch.
+    [B, max_blocks] int32 per cache group, which cover these tokens; for snapshots [B, 3], as in GroupBatch.
     """
     firsts, counts = np.array(starts, np.int64), np.array(num_tokens, np.int64)
     rows = np.arange(len(counts))

@@ -220,15 +220,16 @@ class Slots:
             self._table_lens[group, start.slot] = 0
             self._append(group, start.slot, table)
 
-    def _add_blocks(self, slot: int, new_block_ids: Sequence[Sequence[int]]) -> None:
+    def _add_blocks(self, slot: int, new_block_ids: Sequence[Sequence[int]], num_stored: int = 0) -> None:
         for group, block_ids in enumerate(new_block_ids):
             if self._specs[group].has_snapshots:
                 self._table_lens[group, slot] = 0
-            if block_ids:
+                self._append(group, slot, [*block_ids, num_stored])
+            elif block_ids:
                 self._append(group, slot, block_ids)
 
     def _extend(self, work: SlotWork) -> None:
-        self._add_blocks(work.slot, work.new_block_ids)
+        self._add_blocks(work.slot, work.new_block_ids, work.num_stored)
         if not self.has_history[work.slot]:
             return
         history = self._histories[work.slot]

@@ -38,8 +38,9 @@ def gated_delta_net(
     states: [num_blocks, bytes] uint8, contiguous. A block has the inputs of the convolution before the next token,
     oldest first [K - 1, C], then S [VH, DK, DV], both float32.
 
-    Sequence b starts from block block_tables[b, 0], or from zeros if context_lens[b] is the number of its new tokens;
-    its last state goes to block block_tables[b, 1], which may be the same, but no other sequence's first block.
+    Sequence b starts from block block_tables[b, 0], or from zeros if context_lens[b] is the number of its new tokens.
+    Its state goes to block block_tables[b, 1], which may be the same, but no other sequence's first block. That is the
+    state after the first block_tables[b, 2] of its new tokens, 0 meaning all: those behind them may be taken back.
     Sequences without new tokens change nothing.
 
     Tokens are taken one after the other, so that neither the rest of the batch nor the cuts between the chunks of a
@@ -55,7 +56,7 @@ def gated_delta_net(
     for b, context_len in enumerate(lengths):
         if starts[b] == starts[b + 1]:
             continue
-        source, target = blocks[b][:2]
+        source, target, num_stored = blocks[b][:3]
         if context_len == starts[b + 1] - starts[b]:
             window, memory = torch.zeros_like(inputs[0]), torch.zeros_like(memories[0])
         else:
@@ -73,7 +74,8 @@ def gated_delta_net(
             memory, read = _step(memory, F.silu(convolved), g, taken, options)
             normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + options.norm_eps) * options.norm_weight
             out[t] = (normed.flatten() * activate(gate[t].float())).to(out.dtype)
-        inputs[target], memories[target] = window, memory
+            if t + 1 == (starts[b] + num_stored if num_stored else starts[b + 1]):
+                inputs[target], memories[target] = window, memory
     return out
 
 

@@ -9,9 +9,10 @@ Dimensions: T tokens, B sequences, H heads of P numbers, G groups of heads that 
 inputs of a convolution for each of its C or D channels.
 
 The sequences of a batch are those of reference_delta.gated_delta_net: sequence b starts from block block_tables[b, 0],
-or from zeros if context_lens[b] is the number of its new tokens; its last state goes to block block_tables[b, 1], which
-may be the same, but no other sequence's first block. Sequences without new tokens change nothing. Tokens are taken one
-after the other, so that neither the rest of the batch nor the cuts between the chunks of a prompt change a bit.
+or from zeros if context_lens[b] is the number of its new tokens. Its state goes to block block_tables[b, 1], which may
+be the same, but no other sequence's first block. That is the state after the first block_tables[b, 2] of its new
+tokens, 0 meaning all. Sequences without new tokens change nothing. Tokens are taken one after the other, so that
+neither the rest of the batch nor the cuts between the chunks of a prompt change a bit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def selective_scan(
     inputs, memories = split_scan_states(states, options)
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
     forgetting = -options.log_decay.exp()
-    for tokens, source, target in _sequences(batch):
+    for tokens, source, target, last in _sequences(batch):
         window = torch.zeros_like(inputs[0]) if source is None else inputs[source]
         memory = torch.zeros_like(memories[0]) if source is None else memories[source]
         for t in tokens:
@@ -49,7 +50,8 @@ def selective_scan(
             step = F.softplus(dt[t].float() * options.dt_scale + options.dt_bias)
             memory, read = _advance(memory, convolved, step, (step * forgetting).exp(), options)
             out[t] = _gated(read, gate[t].float() * options.gate_scale, options).to(out.dtype)
-        inputs[target], memories[target] = window, memory
+            if t == last:
+                inputs[target], memories[target] = window, memory
     return out
 
 
@@ -63,7 +65,7 @@ def short_convolution(bcx: Tensor, states: Tensor, batch: AttentionMetadata, opt
     inputs = split_convolution_states(states, options)
     num_channels = len(options.weight)
     out = bcx.new_empty(len(bcx), num_channels)
-    for tokens, source, target in _sequences(batch):
+    for tokens, source, target, last in _sequences(batch):
         window = torch.zeros_like(inputs[0]) if source is None else inputs[source]
         for t in tokens:
             b, c, x = bcx[t].float().chunk(3) if options.has_gates else (1.0, None, bcx[t].float())
@@ -73,7 +75,8 @@ def short_convolution(bcx: Tensor, states: Tensor, batch: AttentionMetadata, opt
             if options.bias is not None:
                 convolved = convolved + options.bias
             out[t] = (F.silu(convolved) if c is None else c * convolved).to(out.dtype)
-        inputs[target] = window
+            if t == last:
+                inputs[target] = window
     return out
 
 
@@ -96,14 +99,15 @@ def channel_scan(
     memories = split_channel_states(states, options)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     forgetting = -options.log_decay.exp()
-    for tokens, source, target in _sequences(batch):
+    for tokens, source, target, last in _sequences(batch):
         memory = torch.zeros_like(memories[0]) if source is None else memories[source]
         for t in tokens:
             step, value = F.softplus(dt[t].float() + options.dt_bias), x[t].float()
             memory = memory * (step * forgetting).exp() + keys[t].float()[:, None] * (step * value)
             read = (queries[t].float()[:, None] * memory).sum(0) + options.skip * value
             out[t] = (read * F.silu(gate[t].float())).to(out.dtype)
-        memories[target] = memory
+            if t == last:
+                memories[target] = memory
     return out
 
 
@@ -138,13 +142,17 @@ def _numbers(states: Tensor, size: int) -> Tensor:
     return states.view(torch.float32)
 
 
-def _sequences(batch: AttentionMetadata) -> Iterator[tuple[range, int | None, int]]:
-    """Yield the new tokens of each sequence that has some, the block it starts from (None: zeros), and its last."""
+def _sequences(batch: AttentionMetadata) -> Iterator[tuple[range, int | None, int, int]]:
+    """Yield the new tokens of each sequence that has some, the block it starts from (None: zeros), and its target.
+
+    Also the token after which its state is stored there.
+    """
     starts, lengths, blocks = batch.cu_seqlens_q.tolist(), batch.context_lens.tolist(), batch.block_tables.tolist()
     for b, context_len in enumerate(lengths):
         tokens = range(starts[b], starts[b + 1])
         if tokens:
-            yield tokens, None if context_len == len(tokens) else blocks[b][0], blocks[b][1]
+            source, target, num_stored = blocks[b][:3]
+            yield tokens, None if context_len == len(tokens) else source, target, tokens[num_stored - 1]
 
 
 def _advance(memory: Tensor, x: Tensor, step: Tensor, kept: Tensor, options: ScanOptions) -> tuple[Tensor, Tensor]:

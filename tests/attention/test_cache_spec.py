@@ -138,7 +138,7 @@ def test_a_table_of_snapshots_has_two_entries() -> None:
     tokens = CacheSpec(kind="any", block_size=4, block_bytes=1)
     states = CacheSpec(kind="any", block_size=4, block_bytes=1, lookback=1, prefix_reuse="snapshots")
     assert [tokens.table_width(number) for number in (1, 4, 5, 400)] == [1, 1, 2, 100]
-    assert [states.table_width(number) for number in (1, 4, 5, 400)] == [2, 2, 2, 2]
+    assert [states.table_width(number) for number in (1, 4, 5, 400)] == [3, 3, 3, 3]
 
 
 def test_bytes_are_known_without_torch() -> None:

@@ -264,7 +264,10 @@ class Simulation:
 
     @property
     def max_draft_tokens(self) -> int:
-        return self.speculation.num_tokens if self.speculation is not None else 0
+        """Those that may be behind the computed tokens of a sequence: with states, also those of the step before."""
+        if self.speculation is None:
+            return 0
+        return (1 + any(spec.has_snapshots for spec in self.specs)) * self.speculation.num_tokens
 
     @property
     def running(self) -> list[TokenSequence]:

@@ -105,6 +105,7 @@ class SimulatedRunner:
     ) -> None:  # fmt: skip
         self.blocks = blocks
         self.specs = blocks.groups
+        self.has_states = any(spec.has_snapshots for spec in self.specs)
         self.max_num_seqs = max_num_seqs
         self.budget = budget
         self.jobs = jobs
@@ -255,6 +256,10 @@ class SimulatedRunner:
         true_end = end - work.num_draft_tokens
         assert slot.num_computed_tokens in (None, work.start), f"{work} is not what {slot} is to do"
         assert work.start < true_end and (work.is_sampled or not work.num_draft_tokens)
+        if work.num_stored:
+            # Then the next step begins there; it must not be planned before the results are known.
+            assert self.has_states and work.is_sampled and work.num_stored <= true_end - work.start
+        assert work.num_stored or not (self.has_states and work.num_draft_tokens), "a state of draft tokens is stored"
         if slot.choice is None:
             self._follow_beam(slot, work)
         else:
@@ -316,9 +321,9 @@ class SimulatedRunner:
         digests = self._digests(slot, work)
         for spec, table, memory in zip(self.specs, slot.tables, self.device, strict=True):
             if spec.has_snapshots:
-                if num_tokens:
-                    block_id = table[0 if num_tokens == work.start else 1]
-                    assert memory[block_id] == [digests[num_tokens]], "not the state of this prefix"
+                at = min(num_tokens, stored_at(work))
+                if at:
+                    assert memory[table[0 if at == work.start else 1]] == [digests[at]], "not the state of this prefix"
                 continue
             place = first_needed(spec, work.start)
             while place < num_tokens:
@@ -341,11 +346,11 @@ class SimulatedRunner:
 
     def _written(self, work: SlotWork) -> list[tuple[int, int, int]]:
         """(group, block, position) of everything that the work writes."""
-        slot, end = self.slots[work.slot], work.start + work.num_tokens
+        slot, end, stored = self.slots[work.slot], work.start + work.num_tokens, stored_at(work)
         return [
             (group, slot.tables[group][1 if spec.has_snapshots else place // spec.block_size], place)
             for group, spec in enumerate(self.specs)
-            for place in range(end - 1 if spec.has_snapshots else work.start, end)
+            for place in (range(stored - 1, stored) if spec.has_snapshots else range(work.start, end))
         ]
 
     def _check_writes(self, works: Sequence[SlotWork]) -> None:
@@ -425,12 +430,18 @@ class SimulatedRunner:
             self.tally["draft tokens accepted"] += num_given - 1
             self.tally["draft tokens rejected"] += work.num_draft_tokens - (num_given - 1)
             slot.last_sampled = true_end + num_given - 1
-            slot.num_computed_tokens = slot.last_sampled
+            slot.num_computed_tokens = stored_at(work) if work.num_stored else slot.last_sampled
+            self.tally["draft tokens computed again"] += slot.last_sampled - slot.num_computed_tokens
             choice.num_sampled += num_given
         elif result.error:
             # The next step may be scheduled before anybody knows.
             slot.last_sampled = true_end
             choice.num_sampled += 1
+
+
+def stored_at(work: SlotWork) -> int:
+    """Return the number of tokens whose state the work stores."""
+    return work.start + (work.num_stored or work.num_tokens)
 
 
 def first_needed(spec: CacheSpec, num_tokens: int) -> int:

@@ -19,9 +19,9 @@ from tests.engine.row_by_row import row_by_row
 from tests.models.checkpoints import COMMON, write_checkpoint
 from tests.models.lora_adapters import write_adapters
 
-NAMES = ("qwen3", "llama", "llama-linear-rope")
+NAMES = ("qwen3", "llama", "llama-linear-rope", "qwen3-next")
 CACHE_DTYPES = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
-NUM_SCENES = {"qwen3": 40, "llama": 10, "llama-linear-rope": 10, "pagewick-demo": 4}
+NUM_SCENES = {"qwen3": 40, "llama": 10, "llama-linear-rope": 10, "qwen3-next": 5, "pagewick-demo": 4}
 pytestmark = pytest.mark.timeout(0 if IS_DEEP else 300)
 
 
@@ -33,7 +33,10 @@ def exact_products() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model]]:
-    """Each with itself as a draft model that is always right, and another one that never is; qwen3 has adapters."""
+    """Each with itself as a draft model that is always right, and another one that never is; qwen3 has adapters.
+
+    A model with states cannot be a draft model.
+    """
     directories: dict[str, str] = {name: str(tmp_path_factory.mktemp(name)) for name in NAMES}
     adapters: dict[str, str] = {}
     for name, directory in directories.items():
@@ -45,7 +48,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model
         other = directories["llama" if name == "qwen3" else "qwen3"]
         own = adapters if name == "qwen3" else {}
         found[name] = Model(
-            directory, [directory, other], COMMON["vocab_size"], {"lora_modules": own} if own else {}, list(own)
+            directory,
+            [directories["llama"] if name == "qwen3-next" else directory, other],
+            COMMON["vocab_size"],
+            {"lora_modules": own} if own else {},
+            list(own),
         )
     for dtype in CACHE_DTYPES:
         drafts = [directories["llama"], directories["qwen3"]]

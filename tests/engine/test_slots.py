@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pagewick.attention.cache_spec import CacheSpec
-from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan
+from pagewick.engine.batch import SlotSampling, SlotStart, SlotWork, StepPlan, StreamWork
 from pagewick.engine.host_batch import Batch, ragged_batch
 from pagewick.engine.slots import Slots
 from pagewick.sampling_params import SamplingParams
@@ -211,20 +211,26 @@ def test_a_stream_that_continues_elsewhere_is_not_taken_for_the_next_token() -> 
         assert batch.slot_mappings[0].tolist() == [5 * 8 + start]
 
 
-def test_of_states_the_batch_has_the_one_before_and_the_one_after() -> None:
+def test_of_states_the_batch_has_the_one_before_and_the_one_to_store() -> None:
     slots = make_slots(full_spec(4), recurrent_spec(8))
     starts = [SlotStart(0, sampling(), [[], [-1]]), SlotStart(2, sampling(), [[5, 6], [4]])]
     works = [SlotWork(0, 0, 2, [7, 8], [[3], [-1, 9]], False), SlotWork(2, 8, 1, [7], [[2], [4, 1]], True)]
     batch = slots.build(StepPlan(starts=starts, work=works))
-    assert batch.block_tables[1].tolist() == [[0, 9], [4, 1]]
+    assert batch.block_tables[1].tolist() == [[0, 9, 0], [4, 1, 0]]
     assert batch.slot_mappings[1].tolist() == [9, 9, 1]
     assert batch.block_tables[0].tolist() == [[3, 0, 0], [5, 6, 2]]
     # They are said anew in every step.
-    works = [SlotWork(2, 9, 3, [1, 2, 3], [[], [1, 1]], False), SlotWork(0, 2, 1, [5], [[], [9, 8]], False)]
+    works = [
+        SlotWork(2, 9, 3, [1, 2, 3], [[], [1, 1]], True, num_draft_tokens=1, num_stored=2),
+        SlotWork(0, 2, 1, [5], [[], [9, 8]], False),
+    ]
     batch = slots.build(StepPlan(work=works))
-    assert batch.block_tables[1].tolist() == [[1, 1], [9, 8]]
+    assert batch.block_tables[1].tolist() == [[1, 1, 2], [9, 8, 0]]
     assert batch.slot_mappings[1].tolist() == [1, 1, 1, 8]
     assert batch.to(CPU).groups[1].block_tables.dtype == torch.int32
+    # A stream in the place of such a sequence stores the state after its token.
+    batch = slots.build(StepPlan(streams=StreamWork([2], [11], {0: [[], [1, 1]]})))
+    assert batch.block_tables[1].tolist() == [[1, 1, 0]]
 
 
 def test_a_plan_without_a_batch_is_remembered_all_the_same() -> None:

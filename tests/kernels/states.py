@@ -62,6 +62,7 @@ class StateBatch:
         block_tables = self.batch.block_tables[seq : seq + 1].clone()
         if begin:
             block_tables[:, 0] = block_tables[:, 1]
+        block_tables[:, 2] = 0
         length = int(self.batch.context_lens[seq]) - (stop - start) + begin + len(tokens)
         rows = {name: getattr(self, name)[tokens.start : tokens.stop] for name in self.ROWS}
         return replace(self, batch=metadata(block_tables.tolist(), [length], [len(tokens)]), **rows)
@@ -88,7 +89,7 @@ class StateBatch:
 
     def sequences(self) -> Iterator[tuple[slice, int | None, int]]:
         """Yield the rows of each sequence with new tokens, the block of its state (None: it is new), and the target."""
-        for seq, (source, target) in enumerate(self.batch.block_tables.tolist()):
+        for seq, (source, target, _) in enumerate(self.batch.block_tables.tolist()):
             rows = self.of(seq)
             if rows.start < rows.stop:
                 has_past = int(self.batch.context_lens[seq]) > rows.stop - rows.start
@@ -148,9 +149,28 @@ def assert_padding_changes_nothing(batch: StateBatch, operations: Any) -> None:
     assert torch.equal(states[1:], left[1:])
 
 
+def assert_states_stop_before_draft_tokens(batch: StateBatch, operations: Any, num_stored: dict[int, int]) -> None:
+    """That the last tokens of some sequences change no bit of a result, and none of the states that are stored.
+
+    num_stored: by sequence, how many of its tokens come before them.
+    """
+    operation = batch.of_module(operations)
+    expected, states = batch.run(operation)
+    for seq, count in num_stored.items():
+        alone, target = replace(batch.only(seq, 0, count), states=batch.states), batch.batch.block_tables[seq, 1]
+        states[target] = alone.run(operation)[1][target]
+    tables = batch.batch.block_tables.clone()
+    tables[list(num_stored), 2] = torch.tensor(list(num_stored.values()), dtype=torch.int32)
+    found, left = batch.changed({"block_tables": tables}).run(operation)
+    assert torch.equal(found, expected)
+    assert torch.equal(left, states)
+
+
 def metadata(block_tables: list[list[int]], context_lens: Sequence[int], q_lens: Sequence[int]) -> AttentionMetadata:
     starts = torch.tensor([0, *q_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    blocks, lengths = torch.tensor(block_tables, dtype=torch.int32), torch.tensor(context_lens, dtype=torch.int32)
+    # All of the new tokens change the state that is stored, unless a row says how many do.
+    rows = [row if len(row) == 3 else [*row, 0] for row in block_tables]
+    blocks, lengths = torch.tensor(rows, dtype=torch.int32), torch.tensor(context_lens, dtype=torch.int32)
     return AttentionMetadata(blocks, lengths, starts)
 
 

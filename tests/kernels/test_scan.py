@@ -74,7 +74,7 @@ def test_steps_far_below_zero_leave_a_state(operations: ModuleType | NativeKerne
     """Softplus of such a step is 0: nothing is forgotten, and nothing added."""
     scan = make_scan([3], [4])
     scan = replace(scan, dt=torch.full_like(scan.dt, -1000.0))
-    source, target = scan.batch.block_tables[0].tolist()
+    source, target, _ = scan.batch.block_tables[0].tolist()
     _, memories = split_scan_states(scan.run(operations.selective_scan)[1], scan.options)
     assert torch.equal(memories[source], memories[target])
 

@@ -23,6 +23,7 @@ from tests.kernels.states import (
     assert_is_expected,
     assert_padding_changes_nothing,
     assert_same_bits_in_chunks,
+    assert_states_stop_before_draft_tokens,
 )
 
 MAKERS: list[Callable[..., StateBatch]] = [
@@ -47,6 +48,17 @@ def test_a_sequence_has_the_same_bits_alone_and_in_chunks(
     batch = make([1, 2, 3, 150, 1], [0, 7, 0, 1, 40], dtype=torch.bfloat16)
     cuts = {1: [0, 2], 2: [0, 1, 2, 3], 3: [0, 1, 3, 20, 21, 150], 4: [0, 1]}
     assert_same_bits_in_chunks(batch, operations, cuts)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("make", MAKERS)
+def test_draft_tokens_change_no_state(
+    operations: ModuleType | NativeKernels, make: Callable[..., StateBatch], in_place: bool
+) -> None:
+    """Where there are more of them than inputs of a convolution, or fewer, and where a chunk or a slice ends."""
+    batch = make([1, 2, 70, 5, 40, 131, 6], [3, 0, 5, 1, 40, 0, 0], dtype=torch.bfloat16, in_place=in_place)
+    num_stored = {1: 1, 2: 62, 3: 4, 4: 32, 5: 130, 6: 6}
+    assert_states_stop_before_draft_tokens(batch, operations, num_stored)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -89,9 +101,14 @@ def test_any_number_of_threads_gives_the_same_bits(native: NativeKernels, batch:
     operation = batch.of_module(native)
     one = batch.run(operation)
     assert_is_expected(one, batch)
+    rows = batch.of(1)
     for threads in (2, 4, 7):
         native.set_num_threads(threads)
         assert all(map(torch.equal, batch.run(operation), one))
+        # Draft tokens at the end of a slice, and beyond it.
+        for count in (1, 62, 128, rows.stop - rows.start - 3):
+            if count < rows.stop - rows.start:
+                assert_states_stop_before_draft_tokens(batch, native, {1: count, 2: 1})
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -142,10 +159,12 @@ def test_a_state_never_runs_ahead(make: Callable[..., StateBatch]) -> None:
     [
         ({"context_lens": torch.tensor([2], dtype=torch.int32)}, "contradict each other"),
         ({"cu_seqlens_q": torch.tensor([0, 2], dtype=torch.int32)}, "contradict each other"),
-        ({"block_tables": torch.tensor([[9, 2]], dtype=torch.int32)}, "outside the 4 blocks"),
-        ({"block_tables": torch.tensor([[2, -1]], dtype=torch.int32)}, "outside the 4 blocks"),
-        ({"block_tables": torch.zeros(1, 2)}, "block_tables must be int32"),
-        ({"block_tables": torch.zeros(1, 1).int()}, r"must be \[B, 2\]"),
+        ({"block_tables": torch.tensor([[9, 2, 0]], dtype=torch.int32)}, "outside the 4 blocks"),
+        ({"block_tables": torch.tensor([[2, -1, 0]], dtype=torch.int32)}, "outside the 4 blocks"),
+        ({"block_tables": torch.tensor([[2, 3, 4]], dtype=torch.int32)}, "contradict each other"),
+        ({"block_tables": torch.tensor([[2, 3, -1]], dtype=torch.int32)}, "contradict each other"),
+        ({"block_tables": torch.zeros(1, 3)}, "block_tables must be int32"),
+        ({"block_tables": torch.zeros(1, 2).int()}, r"must be \[B, 3\]"),
         ({"states": torch.zeros(4, 32, dtype=torch.uint8)}, "are too few"),
         ({"states": torch.zeros(4, 65536, dtype=torch.uint8)[:, 4:32772]}, "contiguous"),
     ],

@@ -59,13 +59,11 @@ class BlockManager:
             StateTables(spec, pool, keeps_snapshots=self._caches) if spec.has_snapshots else TokenTables(spec, pool)
             for spec, pool in zip(groups, self.pools, strict=True)
         ]
-        self._has_states = any(spec.has_snapshots for spec in groups)
-        self._is_shared = enable_prefix_caching
-        self._hash_size = min(spec.block_size for spec in groups)
+        self.has_states = any(spec.has_snapshots for spec in groups)
+        self._is_shared, self._hash_size = enable_prefix_caching, min(spec.block_size for spec in groups)
         self._hasher = PrefixHasher(hash_key, self._hash_size, is_shared=enable_prefix_caching)
         self._tree, self._hit_unit = PrefixTree(), math.lcm(*(spec.block_size for spec in groups))
-        self.chunks = PromptChunks(groups, keeps_snapshots=self._caches)
-        self.routine = RoutineTokens(groups)
+        self.chunks, self.routine = PromptChunks(groups, keeps_snapshots=self._caches), RoutineTokens(groups)
 
     def find_prefix(self, seq: TokenSequence) -> int:
         """Return the length of the longest cached prefix, in tokens; at least one token remains to be computed.
@@ -130,21 +128,23 @@ class BlockManager:
             tables.begin(num_cached, prefix) for tables, prefix in zip(self._tables, prefixes, strict=True)
         ]
 
-    def allocate(self, seq: TokenSequence, num_tokens: int, *, by_force: bool = False) -> list[list[int]] | None:
+    def allocate(
+        self, seq: TokenSequence, num_tokens: int, *, by_force: bool = False, for_drafts: bool = False
+    ) -> list[list[int]] | None:
         """Extend the block tables to `num_tokens` tokens; return SlotWork.new_block_ids, or None if blocks are short.
 
-        by_force: the pools may open blocks whatever the memory.
+        by_force: as in BlockPool.has_room. for_drafts: the step has blocks for all tokens but the draft tokens.
         """
         wanted = [
-            tables.num_lacking(seq, table, num_tokens)
+            tables.num_lacking(seq, table, num_tokens, for_drafts=for_drafts)
             for tables, table in zip(self._tables, seq.block_tables, strict=True)
         ]
-        if not any(wanted) and not self._has_states:
+        if not any(wanted) and (for_drafts or not self.has_states):
             return [[] for _ in wanted]
         if not all(pool.has_room(n, by_force=by_force) for pool, n in zip(self.pools, wanted, strict=True)):
             return None
         return [
-            tables.extend(seq, table, number)
+            tables.extend(seq, table, number, for_drafts=for_drafts)
             for tables, table, number in zip(self._tables, seq.block_tables, wanted, strict=True)
         ]
 

@@ -76,13 +76,16 @@ class TokenTables:
         spec = self._spec
         return spec.num_blocks(num_all_tokens if spec.lookback is None else num_tokens) - num_cached // spec.block_size
 
-    def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int) -> int:
-        """Return how many more blocks the sequence's next step needs, up to `num_tokens` tokens."""
+    def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int, *, for_drafts: bool) -> int:
+        """Return how many more blocks the sequence's next step needs, up to `num_tokens` tokens.
+
+        for_drafts: the step has been planned, and gets draft tokens.
+        """
         # Called in every step, so this repeats the arithmetic of CacheSpec.num_blocks without the call.
         number = -(-num_tokens // self._block_size) - len(table)
         return number if number > 0 else 0
 
-    def extend(self, seq: TokenSequence, table: list[int], number: int) -> list[int]:
+    def extend(self, seq: TokenSequence, table: list[int], number: int, *, for_drafts: bool) -> list[int]:
         """Add `number` new blocks for the sequence's next step; return this group's SlotWork.new_block_ids."""
         new = [self._pool.acquire() for _ in range(number)]
         table += new
@@ -129,7 +132,8 @@ class StateTables:
     """Tables of blocks that hold one state each.
 
     A step that begins at a multiple of block_size tokens writes its state to another block, because the one that it
-    continues from is a snapshot, or will be when the step before it is done. Any other step overwrites its block.
+    continues from is a snapshot, or will be when the step before it is done. Any other step overwrites its block. No
+    state is stored behind draft tokens, which may be rejected.
 
     keeps_snapshots: false where no other sequence can use them.
     """
@@ -145,14 +149,16 @@ class StateTables:
     def num_to_start(self, num_all_tokens: int, num_cached: int, num_tokens: int) -> int:
         return 1
 
-    def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int) -> int:
-        if not self._moves(seq.num_scheduled_tokens):
+    def num_lacking(self, seq: TokenSequence, table: list[int], num_tokens: int, *, for_drafts: bool) -> int:
+        if for_drafts or not self._moves(seq.num_scheduled_tokens):
             return 0
         # A step that was planned but not done has left a block.
         has_spare = len(table) == 2 and seq.num_tokens_in_flight == 0
         return int(not has_spare)
 
-    def extend(self, seq: TokenSequence, table: list[int], number: int) -> list[int]:
+    def extend(self, seq: TokenSequence, table: list[int], number: int, *, for_drafts: bool) -> list[int]:
+        if for_drafts:
+            return []
         table += [self._pool.acquire() for _ in range(number)]
         return [table[-2 if self._moves(seq.num_scheduled_tokens) else -1], table[-1]]
 

@@ -141,6 +141,11 @@ class StaticBatch:
 
     def _pad(self, batch: HostBatch, padded: Sequence[Array]) -> None:
         """Write the batch's arrays into larger ones, and fill the rest with padding."""
+        tables = [
+            # A row of states begins and ends with the null block, and stores the state after all of its tokens.
+            np.array([block, block, 0]) if spec.has_snapshots else block
+            for block, spec in zip(self._null_blocks, self._specs, strict=True)
+        ]
         slots = [
             block if spec.has_snapshots else block * spec.block_size
             for block, spec in zip(self._null_blocks, self._specs, strict=True)
@@ -149,7 +154,7 @@ class StaticBatch:
         no_slot = [] if batch.last_sampled is None else [len(batch.last_sampled.token_ids) - 1]
         # Padding has the adapter of any sequence: its results are not read.
         adapter = [] if batch.adapter_ids is None else [batch.adapter_ids[0]]
-        fills = [0, 0, 0, 0, *slots, *self._null_blocks, *[0] * len(batch.extras), *no_slot, *adapter]
+        fills: list[Any] = [0, 0, 0, 0, *slots, *tables, *[0] * len(batch.extras), *no_slot, *adapter]
         for target, fill, array in zip(padded, fills, batch.arrays(), strict=True):
             target[...] = fill
             # A table may be wider than the context is long: blocks for draft tokens to come, or of rejected ones.

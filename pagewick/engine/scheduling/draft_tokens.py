@@ -47,7 +47,10 @@ class Speculation:
                 continue
             # The step samples one more token than it has draft tokens.
             limit = seq.owner.max_output_tokens - seq.num_output_tokens - 1
-            draft_token_ids = _propose(seq, seq.drafting, min(limit, plan.budget, num_free_rows))
+            # On a GPU, a prompt goes through states in chunks only if it has no draft tokens.
+            has_room = seq.has_sampled or not blocks.has_states
+            room = min(limit, plan.budget, num_free_rows) if has_room else 0
+            draft_token_ids = _propose(seq, seq.drafting, room)
             if self.uses_draft_model:
                 work.num_wanted_drafts = min(max(0, limit - 1), seq.drafting.control.num_wanted())
             num_tokens = seq.num_tokens + len(draft_token_ids)
@@ -55,11 +58,11 @@ class Speculation:
             num_ahead = max(0, work.num_wanted_drafts - 1) if self.uses_mtp else 0
             if not draft_token_ids and not num_ahead:
                 continue
-            new_block_ids = blocks.allocate(seq, num_tokens + num_ahead)
+            new_block_ids = blocks.allocate(seq, num_tokens + num_ahead, for_drafts=True)
             if new_block_ids is None and draft_token_ids and num_ahead:
-                new_block_ids = blocks.allocate(seq, num_tokens)
+                new_block_ids = blocks.allocate(seq, num_tokens, for_drafts=True)
             if new_block_ids is not None:
-                plan.add_draft_tokens(seq, draft_token_ids, new_block_ids)
+                plan.add_draft_tokens(seq, draft_token_ids, new_block_ids, has_states=blocks.has_states)
                 num_free_rows -= len(draft_token_ids)
 
 

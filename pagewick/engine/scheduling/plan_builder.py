@@ -69,8 +69,11 @@ class PlanBuilder:
         )
         seq.is_started = True
 
-    def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]]) -> None:
-        """Compute the next `num_tokens` tokens of a sequence; sample if no known token follows them."""
+    def add(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]], num_stored: int = 0) -> None:
+        """Compute the next `num_tokens` tokens of a sequence; sample if no known token follows them.
+
+        num_stored: as in SlotWork.
+        """
         assert seq.slot is not None
         start = seq.num_scheduled_tokens
         end = start + num_tokens
@@ -91,6 +94,7 @@ class PlanBuilder:
             prompt_targets=seq.request.prompt_token_ids[start + 1 : end + 1] if seq.wants_prompt_logprobs else [],
             awaits_mask=is_sampled and seq.constraint is not None,
             next_token_id=seq.token_ids[end] if self._looks_ahead and end < len(seq.token_ids) else -1,
+            num_stored=num_stored,
         )
         seq.num_tokens_in_flight += num_tokens
         seq.num_unknown_tokens += is_sampled
@@ -103,11 +107,17 @@ class PlanBuilder:
         seq.num_unknown_tokens += 1
         self.budget -= 1
 
-    def add_draft_tokens(self, seq: Sequence, token_ids: list[int], new_block_ids: list[list[int]]) -> None:
-        """Let the sequence's work, which samples, continue with draft tokens, and give it further blocks."""
+    def add_draft_tokens(
+        self, seq: Sequence, token_ids: list[int], new_block_ids: list[list[int]], *, has_states: bool
+    ) -> None:
+        """Let the sequence's work, which samples, continue with draft tokens, and give it further blocks.
+
+        has_states: whether there are states, which are not stored behind draft tokens.
+        """
         work = self.work[seq]
         if token_ids:
             work.token_ids = [*(work.token_ids or seq.token_ids[-1:]), *token_ids]
+            work.num_stored = work.num_stored or (work.num_tokens if has_states else 0)
         work.num_tokens += len(token_ids)
         work.num_draft_tokens = len(token_ids)
         for blocks, more in zip(work.new_block_ids, new_block_ids, strict=True):

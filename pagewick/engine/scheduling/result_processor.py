@@ -113,7 +113,8 @@ class ResultProcessor:
         error = result_failure(result) if delta.finish_reason is None else None
         if delta.token_ids or error is None:
             num_accepted = max(0, len(delta.token_ids) - 1)
-            self.blocks.mark_computed(seq, work.num_tokens - work.num_draft_tokens + num_accepted)
+            num_computed = work.num_tokens - work.num_draft_tokens + num_accepted
+            self.blocks.mark_computed(seq, work.num_stored or num_computed)
             delta.prompt_logprobs = _unreported(seq, result.prompt_logprobs or [])
         deltas = [delta]
         is_prompt_done = seq.is_prompt_only and seq.num_missing_tokens == 0

@@ -1,9 +1,9 @@
 """Scheduler: which sequences get how many tokens in this step, which ones start, and which ones are preempted.
 
 The rule: let every sequence's computed tokens catch up with its tokens, within the token budget and the blocks there
-are. Sequences that miss a single token come first, so that a long prompt never holds up a running stream. Then come
-those that miss more and those that wait, by priority, by what their fairness key was served so far, and by arrival.
-The rest of the budget goes to draft tokens.
+are. Sequences that miss a single token come first, so that a long prompt never holds up a running stream; where layers
+keep states, they may miss accepted draft tokens as well. Then come those that miss more and those that wait, by
+priority, by what their fairness key was served so far, and by arrival. The rest of the budget goes to draft tokens.
 
 When blocks run out, sessions end first. Then a running sequence is preempted: it gives its blocks back and computes
 them again later. The victim is a beam that waits for others; else it has the lowest priority, its key has the most
@@ -28,7 +28,7 @@ from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.scheduling.draft_tokens import Speculation, plan_options
 from pagewick.engine.scheduling.fair_queue import FairShares
 from pagewick.engine.scheduling.plan_builder import PlanBuilder, ScheduledStep
-from pagewick.engine.scheduling.prefix_hits import forget_prefix, note_prefix
+from pagewick.engine.scheduling.prefix_hits import forget_unreadable, note_prefix
 from pagewick.engine.scheduling.queue_limits import QueueLimits
 from pagewick.engine.scheduling.result_processor import ResultProcessor
 from pagewick.engine.scheduling.sequence_manager import ConstraintFactory, SequenceManager, StopConditions
@@ -177,7 +177,7 @@ class Scheduler:
         if not output.can_write:
             self._blocks.stop_writing()
         if output.unreadable:
-            self._start_over(step, output.unreadable)
+            forget_unreadable(step, output.unreadable, self._sequences, self._blocks, self.stats)
             return deltas
         return deltas + self._results.process(step, output)
 
@@ -206,18 +206,24 @@ class Scheduler:
     def _schedule_streams(self, plan: PlanBuilder, behind: list[Sequence]) -> bool:
         """Continue the sequences that miss one token; return whether all had room without a preemption.
 
-        Adds those that miss more to `behind`.
+        Adds those that miss more to `behind`, unless these are accepted draft tokens, which are computed once more.
         """
         is_room_left = True
         streams: list[Sequence] = []
+        num_tokens = 0
         for seq in self._sequences.running:
             # Reading fields is several times faster than calling properties, and this is done for every token.
             num_missing = (
                 len(seq.token_ids) + seq.num_unknown_tokens - seq.num_computed_tokens - seq.num_tokens_in_flight
             )
-            if num_missing and self._may_continue(seq):
-                (streams if num_missing == 1 else behind).append(seq)
-        if len(streams) > plan.budget:
+            if not num_missing or not self._may_continue(seq):
+                continue
+            if num_missing == 1 or seq.has_sampled:
+                streams.append(seq)
+                num_tokens += num_missing
+            else:
+                behind.append(seq)
+        if num_tokens > plan.budget:
             streams.sort(key=self._shares.rank)
         for seq in streams:
             if seq.slot is None:
@@ -259,6 +265,9 @@ class Scheduler:
         num_tokens = self._chunk(seq, seq.num_scheduled_tokens, plan.budget)
         if num_tokens == 0:
             return False
+        if seq.has_sampled and seq.num_unscheduled_tokens <= plan.budget:
+            # Also if a snapshot comes between accepted draft tokens: the next step computes those behind it once more.
+            num_tokens = seq.num_unscheduled_tokens
         if not seq.is_started:
             plan.start(seq)
         is_room_left = True
@@ -300,7 +309,8 @@ class Scheduler:
         return True
 
     def _plan(self, seq: Sequence, num_tokens: int, new_block_ids: list[list[int]], plan: PlanBuilder) -> None:
-        plan.add(seq, num_tokens, new_block_ids)
+        num_stored = self._chunk(seq, seq.num_scheduled_tokens, num_tokens)
+        plan.add(seq, num_tokens, new_block_ids, 0 if num_stored == num_tokens else num_stored)
         self._shares.charge_prompt(seq, seq.num_scheduled_tokens)
         if seq.drafting is not None:
             seq.drafting.index_tokens(seq.token_ids)
@@ -326,24 +336,3 @@ class Scheduler:
         """Return how many tokens to compute from `start` on: all, or as many as budget and caches allow."""
         num_missing = seq.num_unknown_tokens + len(seq.token_ids) - start
         return self._blocks.chunks.length(start, num_missing, budget, self._whole.spans(seq.request))
-
-    # Beside the plan
-
-    def _start_over(self, step: ScheduledStep, unreadable: list[bytes]) -> None:
-        """Forget the blocks that could not be read from disk. Sequences that were to start with them start again.
-
-        No work of the plan was done. Other sequences continue where they are, but the runner is told about them again.
-        """
-        planned = [(seq, work.num_tokens, work.is_sampled) for seq, work in step.work.items()]
-        for seq, num_tokens, is_sampled in [*((seq, 1, True) for seq in step.streams), *planned]:
-            if seq.is_finished:
-                continue
-            seq.num_tokens_in_flight -= num_tokens
-            seq.num_unknown_tokens -= is_sampled
-            seq.is_started = seq.has_sampled = False
-            if self._blocks.holds_any(seq, unreadable):
-                forget_prefix(seq, self.stats)
-                self._sequences.preempt(seq)
-        for key in unreadable:
-            for group in range(len(self._blocks.groups)):
-                self._blocks.forget(group, key)

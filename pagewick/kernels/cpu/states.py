@@ -23,17 +23,19 @@ def check_parameters(parameters: dict[str, tuple[Tensor, tuple[int, ...]]]) -> N
 
 
 def check_states(states: Tensor, batch: AttentionMetadata) -> None:
-    """Raise ValueError for blocks that the library cannot read, or a batch without a source and a target for each."""
+    """Raise ValueError for blocks that the library cannot read, or a batch that does not say where each state goes."""
     if not states.is_contiguous() or states.data_ptr() % 4:
         raise ValueError("states must be contiguous, and begin at a multiple of 4 bytes")
     check_metadata(batch)
-    if batch.block_tables.shape[1] < 2:
-        raise ValueError(f"block_tables must be [B, 2], not {list(batch.block_tables.shape)}")
+    if batch.block_tables.shape[1] < 3:
+        raise ValueError(f"block_tables must be [B, 3], not {list(batch.block_tables.shape)}")
 
 
 def check_status(status: int, states: Tensor, rows: str) -> None:
     """Raise ValueError if the library has refused the batch. rows: the name of the tensor with a row for each token."""
     if status == BAD_LENGTHS:
-        raise ValueError(f"context_lens, cu_seqlens_q and {rows} contradict each other")
+        raise ValueError(
+            f"context_lens, cu_seqlens_q, {rows} and the last column of block_tables contradict each other"
+        )
     if status == BAD_BLOCK_ID:
         raise ValueError(f"block_tables name a block outside the {len(states)} blocks of states")

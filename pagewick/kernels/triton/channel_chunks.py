@@ -63,9 +63,9 @@ def _related(
 
 @triton.jit(do_not_specialize=["num_seqs", "least", "decay_bound", "strength"])
 def relate_channels(
-    mixed_ptr, decay_ptr, beta_ptr, log_decay_ptr, dt_bias_ptr, starts_ptr, rows_ptr, pairs_ptr, inverse_ptr,
-    factors_ptr, num_seqs, num_heads, first_query, first_key, num_channels, decay_stride, beta_stride, least,
-    decay_bound, strength,
+    mixed_ptr, decay_ptr, beta_ptr, log_decay_ptr, dt_bias_ptr, starts_ptr, tables_ptr, rows_ptr, pairs_ptr,
+    inverse_ptr, factors_ptr, num_seqs, num_heads, first_query, first_key, num_channels, decay_stride, beta_stride,
+    table_stride, least, decay_bound, strength,
     KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, PIECE: tl.constexpr, LEVELS: tl.constexpr, TRIANGLE: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def relate_channels(
     [slots, H, DK] float32, e^(G_C). Decays and their biases have DK numbers for each head. LEVELS: log2(C).
     """
     slot, head = tl.program_id(0), tl.program_id(1)
-    seq, chunk = chunk_in(slot, starts_ptr, num_seqs, least, CHUNK, BLOCK_B)
+    seq, chunk = chunk_in(slot, starts_ptr, tables_ptr, num_seqs, table_stride, least, CHUNK, BLOCK_B)
     if seq < num_seqs:
         first = tl.load(starts_ptr + seq) + chunk * CHUNK
         num_rows = tl.minimum(tl.load(starts_ptr + seq + 1) - first, CHUNK)

@@ -29,6 +29,7 @@ from pagewick.kernels.triton import windows
 from pagewick.kernels.triton.chunk_launches import DTYPES, NEVER
 from pagewick.kernels.triton.chunks import chunk_in, num_chunks
 from pagewick.kernels.triton.fallback import by_definition
+from pagewick.kernels.triton.states import num_stored
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 from pagewick.kernels.triton.windows import silu, softplus
 
@@ -105,13 +106,14 @@ def scan_channels(
     tables_ptr, lengths_ptr, starts_ptr, num_channels, state_offset, x_stride, gate_stride, dt_stride, key_stride,
     query_stride, block_floats, table_stride, least, STATE_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Take channels program_id(1) through the new tokens of sequence program_id(0), unless they are `least` or more.
+    """Take channels program_id(1) through the new tokens of sequence program_id(0), unless scan_chunks does.
 
     log_decay: [N, D]; out: [T, D].
     """
     seq, channels = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
-    if (start < end) & (end - start < least):
+    stored = num_stored(tables_ptr, seq, table_stride, end - start)
+    if (start < end) & ((end - start < least) | (stored < end - start)):
         places, is_there, speed, bias, skip = _constants_of(
             log_decay_ptr, skip_ptr, dt_bias_ptr, channels, num_channels, STATE_DIM
         )
@@ -119,18 +121,23 @@ def scan_channels(
             states_ptr, tables_ptr, lengths_ptr, seq, end - start, places, channels, num_channels, state_offset,
             block_floats, table_stride, STATE_DIM,
         )  # fmt: skip
-        state, _ = _scanned(
-            state, speed, bias, skip, x_ptr, gate_ptr, dt_ptr, keys_ptr, queries_ptr, out_ptr, start, end - start,
-            channels, num_channels, x_stride, gate_stride, dt_stride, key_stride, query_stride, STATE_DIM,
-        )  # fmt: skip
-        tl.store(target_ptr, state, mask=is_there)
+        # Up to the state that is stored, and then through draft tokens.
+        for begin in range(0, end - start, stored):
+            count = tl.minimum(stored, end - start - begin)
+            state, _ = _scanned(
+                state, speed, bias, skip, x_ptr, gate_ptr, dt_ptr, keys_ptr, queries_ptr, out_ptr, start + begin, count,
+                channels, num_channels, x_stride, gate_stride, dt_stride, key_stride, query_stride, STATE_DIM,
+            )  # fmt: skip
+            if begin == 0:
+                tl.store(target_ptr, state, mask=is_there)
 
 
 @triton.jit(do_not_specialize=["num_seqs", "least"])
 def scan_chunks(
     x_ptr, gate_ptr, dt_ptr, keys_ptr, queries_ptr, log_decay_ptr, skip_ptr, dt_bias_ptr, out_ptr, starts_ptr,
-    parts_ptr, steps_ptr, num_seqs, num_channels, x_stride, gate_stride, dt_stride, key_stride, query_stride, least,
-    STATE_DIM: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
+    tables_ptr, parts_ptr, steps_ptr, num_seqs, num_channels, x_stride, gate_stride, dt_stride, key_stride,
+    query_stride, table_stride, least, STATE_DIM: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Take channels program_id(1) through the chunk in slot program_id(0).
 
@@ -138,7 +145,7 @@ def scan_chunks(
     float32 the sums of its steps. Else parts are the states before the chunk, and results are written.
     """
     slot, channels = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    seq, chunk = chunk_in(slot, starts_ptr, num_seqs, least, CHUNK, BLOCK_B)
+    seq, chunk = chunk_in(slot, starts_ptr, tables_ptr, num_seqs, table_stride, least, CHUNK, BLOCK_B)
     if seq < num_seqs:
         first = tl.load(starts_ptr + seq) + chunk * CHUNK
         count = tl.minimum(tl.load(starts_ptr + seq + 1) - first, CHUNK)
@@ -171,10 +178,11 @@ def join_chunks(
     """
     seq, channels = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(starts_ptr + seq + 1) - tl.load(starts_ptr + seq)
-    if count >= least:
+    if (count >= least) & (num_stored(tables_ptr, seq, table_stride, count) == count):
         slot = seq * 0
         for begin in range(0, seq, BLOCK_B):
-            slot += tl.sum(num_chunks(starts_ptr, begin + tl.arange(0, BLOCK_B), seq, least, CHUNK), 0)
+            others = begin + tl.arange(0, BLOCK_B)
+            slot += tl.sum(num_chunks(starts_ptr, tables_ptr, others, seq, table_stride, least, CHUNK), 0)
         places, is_there, speed, _, _ = _constants_of(
             log_decay_ptr, skip_ptr, dt_bias_ptr, channels, num_channels, STATE_DIM
         )
@@ -212,7 +220,8 @@ def _scan_chunks(dtype: torch.dtype, state_dim: int, has_results: bool) -> Varia
     absent: dict[str, Any] = dict.fromkeys(("gate_ptr", "queries_ptr", "out_ptr"))
     if has_results:
         absent = {"steps_ptr": None}
-    parts = {"starts_ptr": "*i32", "parts_ptr": "*fp32", "steps_ptr": "*fp32", "num_seqs": "i32"}
+    parts = {**dict.fromkeys(("starts_ptr", "tables_ptr"), "*i32"), "parts_ptr": "*fp32", "steps_ptr": "*fp32"}
+    parts |= dict.fromkeys(("num_seqs", "table_stride"), "i32")
     signature = {**_pointers(dtype), **parts, **_SIZES}
     return Variant(
         name=f"{'read' if has_results else 'leave'}_chunks_{TYPE_NAMES[dtype]}_{state_dim}",
@@ -289,6 +298,7 @@ def channel_scan(
     constants = {
         "log_decay_ptr": options.log_decay, "skip_ptr": options.skip, "dt_bias_ptr": options.dt_bias,
         "num_channels": num_channels, "starts_ptr": batch.cu_seqlens_q, "least": least,
+        "tables_ptr": batch.block_tables, "table_stride": batch.block_tables.stride(0),
     }  # fmt: skip
     taken = {
         "x_ptr": x, "dt_ptr": dt, "keys_ptr": keys, "x_stride": x.stride(0), "gate_stride": gate.stride(0),
@@ -296,9 +306,8 @@ def channel_scan(
     }  # fmt: skip
     results = {"gate_ptr": gate, "queries_ptr": queries, "out_ptr": out}
     places = {
-        "states_ptr": numbers, "tables_ptr": batch.block_tables, "lengths_ptr": batch.context_lens,
-        "state_offset": options.state_offset, "block_floats": numbers.stride(0),
-        "table_stride": batch.block_tables.stride(0),
+        "states_ptr": numbers, "lengths_ptr": batch.context_lens, "state_offset": options.state_offset,
+        "block_floats": numbers.stride(0),
     }  # fmt: skip
     num_seqs, num_blocks = len(batch.context_lens), -(-num_channels // _CHANNELS)
     _SCANS[x.dtype, state_dim].launch((num_seqs, num_blocks), **taken, **results, **places)

@@ -1,7 +1,7 @@
 """Variants of the kernels of chunks.py and channel_chunks.py, and their launches. Dimensions are those of chunks.py.
 
 Which sequences are taken in chunks is decided by their own number of new tokens, on the GPU; the host starts these
-kernels where a sequence may be long enough.
+kernels where a sequence may be long enough. Those with draft tokens are not: their state is stored before these.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _PIECE: Final = 64
 # DV is a multiple of this.
 _COLUMNS: Final = 32
 _SAMPLE: Final = ("sm_90", torch.bfloat16, 128)
+_PLACES: Final = dict.fromkeys(("starts_ptr", "tables_ptr"), "*i32")
 
 
 class Rule(StrEnum):
@@ -134,8 +135,8 @@ class Chunks:
         shared = {"mixed_ptr": mixed, "num_heads": heads.num_heads, "least": LONG, **related}
         self.relates[key].launch(
             (num_slots, heads.num_heads), num_seqs=num_seqs, first_query=heads.first_query, first_key=heads.first_key,
-            starts_ptr=places["starts_ptr"], num_channels=places["num_channels"], **shared, **gates,
-            **({} if by_channel else groups),
+            **{name: places[name] for name in ("starts_ptr", "tables_ptr", "table_stride", "num_channels")},
+            **shared, **gates, **({} if by_channel else groups),
         )  # fmt: skip
         self.advances[key].launch(
             (num_seqs, heads.num_heads, heads.value_dim // tile.columns), value_dim=heads.value_dim,
@@ -184,7 +185,7 @@ def _relate(target: str, dtype: torch.dtype, key_dim: int, rule: Rule) -> Varian
     number = f"*{TYPE_NAMES[dtype]}"
     gates = {"decay_ptr": number, "beta_ptr": number, "beta_stride": "i32", "strength": "fp32"}
     floats = dict.fromkeys(("mixed_ptr", "log_decay_ptr", "dt_bias_ptr"), "*fp32")
-    counts = dict.fromkeys(("num_seqs", "num_heads", "num_groups", "decay_stride", "least"), "i32")
+    counts = dict.fromkeys(("num_seqs", "num_heads", "num_groups", "decay_stride", "table_stride", "least"), "i32")
     sizes = dict.fromkeys(("first_query", "first_key", "num_channels"), "i32:16")
     if not is_delta:
         absent |= {"beta_ptr": None, "beta_stride": 0, "strength": 1.0}
@@ -192,7 +193,7 @@ def _relate(target: str, dtype: torch.dtype, key_dim: int, rule: Rule) -> Varian
     return Variant(
         name=f"relate_{TYPE_NAMES[dtype]}_{key_dim} {target}",
         kernel=relate_tokens,
-        signature={**gates, **floats, "starts_ptr": "*i32", **related, **counts, **sizes, "dt_scale": "fp32"},
+        signature={**gates, **floats, **_PLACES, **related, **counts, **sizes, "dt_scale": "fp32"},
         constexprs={
             **_constants(target, dtype, key_dim, rule), **absent, "PIECE": _PIECE if key_dim % _PIECE == 0 else 32,
             "TRIANGLE": _TRIANGLE,
@@ -211,12 +212,12 @@ def _relate_channels(target: str, dtype: torch.dtype, key_dim: int, rule: Rule) 
     gates = dict.fromkeys(("decay_ptr", "beta_ptr"), f"*{TYPE_NAMES[dtype]}")
     floats = dict.fromkeys(("mixed_ptr", "log_decay_ptr", "dt_bias_ptr"), "*fp32")
     factors = dict.fromkeys(("decay_bound", "strength"), "fp32")
-    counts = dict.fromkeys(("num_seqs", "num_heads", "decay_stride", "beta_stride", "least"), "i32")
+    counts = dict.fromkeys(("num_seqs", "num_heads", "decay_stride", "beta_stride", "table_stride", "least"), "i32")
     sizes = dict.fromkeys(("first_query", "first_key", "num_channels"), "i32:16")
     return Variant(
         name=f"relate_channels_{TYPE_NAMES[dtype]}_{key_dim} {target}",
         kernel=relate_channels,
-        signature={**gates, **floats, "starts_ptr": "*i32", **related, **counts, **sizes, **factors},
+        signature={**gates, **floats, **_PLACES, **related, **counts, **sizes, **factors},
         constexprs={
             **constants, "PIECE": min(key_dim, _PIECE), "LEVELS": constants["CHUNK"].bit_length() - 1,
             "TRIANGLE": _TRIANGLE,

@@ -32,25 +32,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pagewick.kernels.triton.states import load_state, store_state
+from pagewick.kernels.triton.states import load_state, num_stored, store_state
 from pagewick.kernels.triton.windows import softplus
 
 
 @triton.jit
-def num_chunks(starts_ptr, places, num_seqs, least, CHUNK: tl.constexpr):
-    """Return the chunks of sequences `places`: 0 if they have fewer tokens than `least`, or do not exist."""
-    begins = tl.load(starts_ptr + places, mask=places < num_seqs, other=0)
-    count = tl.load(starts_ptr + 1 + places, mask=places < num_seqs, other=0) - begins
-    return tl.where(count >= least, (count + CHUNK - 1) // CHUNK, 0)
+def num_chunks(starts_ptr, tables_ptr, places, num_seqs, table_stride, least, CHUNK: tl.constexpr):
+    """Return the chunks of sequences `places`: 0 if they have fewer tokens than `least`, or do not exist.
+
+    Also 0 if a state between their tokens is stored.
+    """
+    inside = places < num_seqs
+    begins = tl.load(starts_ptr + places, mask=inside, other=0)
+    count = tl.load(starts_ptr + 1 + places, mask=inside, other=0) - begins
+    stored = tl.load(tables_ptr + places * table_stride + 2, mask=inside, other=0)
+    is_long = (count >= least) & ((stored == 0) | (stored >= count))
+    return tl.where(is_long, (count + CHUNK - 1) // CHUNK, 0)
 
 
 @triton.jit
-def chunk_in(slot, starts_ptr, num_seqs, least, CHUNK: tl.constexpr, BLOCK_B: tl.constexpr):
+def chunk_in(slot, starts_ptr, tables_ptr, num_seqs, table_stride, least, CHUNK: tl.constexpr, BLOCK_B: tl.constexpr):
     """Return the sequence whose chunk is in a slot, num_seqs if the slot is empty, and the chunk's number in it."""
     seq, earlier, total = 0, 0, 0
     for begin in range(0, num_seqs, BLOCK_B):
         places = begin + tl.arange(0, BLOCK_B)
-        counts = num_chunks(starts_ptr, places, num_seqs, least, CHUNK)
+        counts = num_chunks(starts_ptr, tables_ptr, places, num_seqs, table_stride, least, CHUNK)
         is_before = (places < num_seqs) & (total + tl.cumsum(counts, 0) <= slot)
         seq += tl.sum(is_before.to(tl.int32), 0)
         earlier += tl.sum(tl.where(is_before, counts, 0), 0)
@@ -100,9 +106,9 @@ def strength_of(beta_ptr, tokens, beta_stride, inside, strength):
 
 @triton.jit(do_not_specialize=["num_seqs", "least", "dt_scale", "strength"])
 def relate_tokens(
-    mixed_ptr, decay_ptr, beta_ptr, log_decay_ptr, dt_bias_ptr, starts_ptr, rows_ptr, pairs_ptr, inverse_ptr,
-    factors_ptr, num_seqs, num_heads, num_groups, first_query, first_key, num_channels, decay_stride, beta_stride,
-    least, dt_scale, strength,
+    mixed_ptr, decay_ptr, beta_ptr, log_decay_ptr, dt_bias_ptr, starts_ptr, tables_ptr, rows_ptr, pairs_ptr,
+    inverse_ptr, factors_ptr, num_seqs, num_heads, num_groups, first_query, first_key, num_channels, decay_stride,
+    beta_stride, table_stride, least, dt_scale, strength,
     KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, PIECE: tl.constexpr, TRIANGLE: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
@@ -114,7 +120,7 @@ def relate_tokens(
     the sigmoid of beta. beta and inverse are None for Mamba-2.
     """
     slot, head = tl.program_id(0), tl.program_id(1)
-    seq, chunk = chunk_in(slot, starts_ptr, num_seqs, least, CHUNK, BLOCK_B)
+    seq, chunk = chunk_in(slot, starts_ptr, tables_ptr, num_seqs, table_stride, least, CHUNK, BLOCK_B)
     if seq < num_seqs:
         first = tl.load(starts_ptr + seq) + chunk * CHUNK
         num_rows = tl.minimum(tl.load(starts_ptr + seq + 1) - first, CHUNK)
@@ -191,10 +197,11 @@ def advance_chunks(
     """
     seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
-    if end - start >= least:
+    if (end - start >= least) & (num_stored(tables_ptr, seq, table_stride, end - start) == end - start):
         slot = 0
         for begin in range(0, seq, BLOCK_B):
-            slot += tl.sum(num_chunks(starts_ptr, begin + tl.arange(0, BLOCK_B), seq, least, CHUNK), 0)
+            places = begin + tl.arange(0, BLOCK_B)
+            slot += tl.sum(num_chunks(starts_ptr, tables_ptr, places, seq, table_stride, least, CHUNK), 0)
         columns = tile * BLOCK_V + tl.arange(0, BLOCK_V)
         state, offsets, target_ptr = load_state(
             states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, value_dim, num_channels, width,

@@ -24,7 +24,7 @@ from pagewick.kernels.triton import windows
 from pagewick.kernels.triton.channel_chunks import log_factors
 from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads, Rule
 from pagewick.kernels.triton.fallback import by_definition
-from pagewick.kernels.triton.states import load_numbers, load_state, store_state
+from pagewick.kernels.triton.states import load_numbers, load_state, num_stored, store_state
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 from pagewick.kernels.triton.windows import convolved, silu, softplus
 
@@ -73,14 +73,15 @@ def advance_states(
     """Take columns program_id(2) of value head program_id(1) through the new tokens of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
-    Sequences with `least` new tokens or more are left to chunks.py. BY_CHANNEL: each row of a state decays by itself,
-    and there are as many value heads as key heads; if decay_bound is below 0, logarithms of factors are this times a
-    sigmoid. strength: a state takes in this times the sigmoid of beta. ROWS: a power of two that is DK or larger; DK
-    itself with BY_CHANNEL.
+    Sequences with `least` new tokens or more, none of them draft tokens, are left to chunks.py. BY_CHANNEL: each row of
+    a state decays by itself, and there are as many value heads as key heads; if decay_bound is below 0, logarithms of
+    factors are this times a sigmoid. strength: a state takes in this times the sigmoid of beta. ROWS: a power of two
+    that is DK or larger; DK itself with BY_CHANNEL.
     """
     seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
-    if (start < end) & (end - start < least):
+    stored = num_stored(tables_ptr, seq, table_stride, end - start)
+    if (start < end) & ((end - start < least) | (stored < end - start)):
         dims, columns = tl.arange(0, ROWS), tile * BLOCK_V + tl.arange(0, BLOCK_V)
         state, offsets, target_ptr = load_state(
             states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, value_dim, num_channels, width,
@@ -108,7 +109,8 @@ def advance_states(
             delta = (tl.load(row_ptr + values) - held) * (strength / (1.0 + tl.exp(-beta)))
             state += key[:, None] * delta[None, :]
             tl.store(row_ptr + values, tl.sum(state * query[:, None], axis=0))
-        store_state(target_ptr, offsets, state, KEY_DIM, ROWS)
+            if step + 1 == stored:
+                store_state(target_ptr, offsets, state, KEY_DIM, ROWS)
 
 
 @triton.jit(do_not_specialize=["eps"])

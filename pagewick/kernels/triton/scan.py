@@ -23,7 +23,7 @@ from pagewick.kernels.options import AttentionMetadata, ScanOptions
 from pagewick.kernels.triton import windows
 from pagewick.kernels.triton.chunk_launches import NEVER, Chunks, Heads, Rule
 from pagewick.kernels.triton.fallback import by_definition
-from pagewick.kernels.triton.states import load_state
+from pagewick.kernels.triton.states import load_state, num_stored
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant, Workload
 from pagewick.kernels.triton.windows import convolved_block, silu, softplus
 
@@ -66,11 +66,12 @@ def advance_scan(
     """Take columns program_id(2) of head program_id(1) through the new tokens of sequence program_id(0).
 
     The values in mixed [T, C] are replaced by the numbers that queries read; no other program reads these columns.
-    Sequences with `least` new tokens or more are left to chunks.py.
+    Sequences with `least` new tokens or more, none of them draft tokens, are left to chunks.py.
     """
     seq, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
-    if (start < end) & (end - start < least):
+    stored = num_stored(tables_ptr, seq, table_stride, end - start)
+    if (start < end) & ((end - start < least) | (stored < end - start)):
         dims, columns = tl.arange(0, STATE_DIM), tile * BLOCK_P + tl.arange(0, BLOCK_P)
         state, offsets, target_ptr = load_state(
             states_ptr, tables_ptr, lengths_ptr, seq, end - start, head, columns, head_dim, num_channels, width,
@@ -88,7 +89,8 @@ def advance_scan(
             time = softplus(tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) * dt_scale + bias)
             state = state * tl.exp(-speed * time) + key[:, None] * (value * time)[None, :]
             tl.store(row_ptr + values, tl.sum(state * query[:, None], axis=0) + skip * value)
-        tl.store(target_ptr + offsets, state)
+            if step + 1 == stored:
+                tl.store(target_ptr + offsets, state)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Running states in their blocks: where a program finds its part of one, and where it stores it.
+"""Running states in their blocks: where a program finds its part of one, and where and when it stores it.
 
 A block has the inputs of a convolution, [K - 1, C] float32, and behind them S [H, DK, DV] float32.
 """
@@ -14,7 +14,7 @@ def load_state(
     states_ptr, tables_ptr, lengths_ptr, seq, num_new, head, columns, value_dim, num_channels, width, block_floats,
     table_stride, KEY_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return columns of a head's state before num_new tokens of a sequence, and the places for those after them.
+    """Return columns of a head's state before num_new tokens of a sequence, and the places for those to be stored.
 
     Both are [ROWS, columns], places behind an address, which is the third result. ROWS: a power of two that is DK or
     larger; rows from DK on are zeros. A sequence without earlier tokens begins with zeros, whatever its block has.
@@ -30,6 +30,13 @@ def load_state(
     is_there = (dims < KEY_DIM)[:, None] & (columns < num_columns)[None, :]
     state = tl.load(states_ptr + source + offsets, mask=is_there, other=0.0)
     return state, offsets, states_ptr + target
+
+
+@triton.jit
+def num_stored(tables_ptr, seq, table_stride, num_new):
+    """Return after how many of num_new tokens the state of a sequence is stored; all, unless its row says fewer."""
+    count = tl.load(tables_ptr + seq * table_stride + 2)
+    return tl.where((count > 0) & (count < num_new), count, num_new)
 
 
 @triton.jit

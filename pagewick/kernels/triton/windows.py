@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagewick.kernels.options import AttentionMetadata
+from pagewick.kernels.triton.states import num_stored
 from pagewick.kernels.triton.variant import TYPE_NAMES, Variant
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -112,12 +113,12 @@ def keep_inputs(
     rows_ptr, states_ptr, tables_ptr, lengths_ptr, starts_ptr, num_channels, width, row_stride, block_floats,
     table_stride, IS_PRODUCT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store channels program_id(1) of the last K - 1 inputs of sequence program_id(0)."""
+    """Store channels program_id(1) of the last K - 1 inputs of sequence program_id(0) up to its stored state."""
     seq, channels = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
     if start < end:
-        count = end - start
-        has_past = tl.load(lengths_ptr + seq) > count
+        has_past = tl.load(lengths_ptr + seq) > end - start
+        count = num_stored(tables_ptr, seq, table_stride, end - start)
         source = states_ptr + tl.load(tables_ptr + seq * table_stride).to(tl.int64) * block_floats
         target = states_ptr + tl.load(tables_ptr + seq * table_stride + 1).to(tl.int64) * block_floats
         # In a block that is source and target, each row comes from a later one.
@@ -162,7 +163,7 @@ def rows_of(x: Tensor) -> dict[str, Any]:
 
 
 def keep(variant: Variant, x: Tensor, places: dict[str, Any]) -> None:
-    """Store the inputs for the next token of each sequence: the last of x and, if those are too few, earlier ones.
+    """Store the inputs for the token after each stored state: the last of x and, if those are too few, earlier ones.
 
     variant: that of KEEPS or PRODUCT_KEEPS for the dtype of x. places: the result of `where`.
     """

@@ -22,6 +22,7 @@ from pagewick.engine.messages import EngineRequest
 from pagewick.engine.sampling.step_results import StepResults
 from pagewick.parallel.collectives import Collectives
 from tests.engine.exactness import EvenTokens
+from tests.engine.foresight import Foresight
 from tests.engine.graph.late_device import DEVICE, LateDevice, LateEvent, LateGraph, late_device
 from tests.engine.graph.test_static_batch import Forgetful
 from tests.engine.row_by_row import row_by_row
@@ -174,6 +175,21 @@ def test_a_model_with_running_states(depth: int, tmp_path: Path) -> None:
             assert steps_of(engine)._seen and not graphs_of(engine)
             assert not steps_of(engine)._may_repeat
     assert [found[each.request_id, 0].token_ids for each in wanted] == expected
+
+
+def test_draft_tokens_behind_states(tmp_path: Path) -> None:
+    """A captured step reads how many of its tokens change the state that is stored."""
+    write_checkpoint("qwen3.5", tmp_path)
+    wanted = requests([{"temperature": 0.0, "ignore_eos": True, "max_tokens": 24}] * 3)
+    with row_by_row(), library_off():
+        with engine_of(tmp_path, max_steps_in_flight=1) as engine:
+            expected = serve(engine, wanted)
+        drafter = Foresight(wanted, expected, 0.8, VOCAB_SIZE)
+        options = {"drafter": drafter, "num_speculative_tokens": 2, "max_steps_in_flight": 2}
+        with late_device(), engine_of(tmp_path, **options) as engine:
+            assert_same(serve(engine, wanted), expected)
+            assert engine.stats().num_accepted_tokens > 0
+            assert any(key[0].num_tokens > key[0].num_seqs for key in steps_of(engine)._graphs)
 
 
 def test_a_closed_engine_keeps_no_graph(checkpoint: Path, expected: dict[str, Answers]) -> None:

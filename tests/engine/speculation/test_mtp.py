@@ -46,8 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm-4.7-flash": {},
     "glm-5.2": {},
     "hy3": {"norm": "final_layernorm"},
-    # Layers with a state are another matter.
-    "qwen3-next": {"is_like_qwen": True, "layer_types": ["full_attention"] * 4},
+    "qwen3-next": {"is_like_qwen": True, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
 }
 RANKS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "block_size": 8, "num_kv_blocks": 60}
 # Of logits in float32.
@@ -120,7 +119,8 @@ def test_draft_tokens_are_those_of_the_definition(
         longer = [*PROMPT, *first[:4], 7, 3]
         second = run(engine, longer)
         compare(oracle, [*longer, *second], proposed, at_least=6 * num_tokens)
-        assert engine.stats().prefix_cache_hits == 40
+        # States become snapshots at multiples of 32 tokens.
+        assert engine.stats().prefix_cache_hits == (32 if oracle.is_like_qwen else 40)
     finally:
         engine.close()
 

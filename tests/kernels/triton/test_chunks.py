@@ -102,9 +102,9 @@ class Prompts:
             logs = self.decay_bound * (speeds * inputs).sigmoid()
         kept, strengths = logs.exp(), self.strength * self.beta.double().sigmoid()
         starts = self.batch.cu_seqlens_q.tolist()
-        for seq, (source, target) in enumerate(self.batch.block_tables.tolist()):
+        for seq, (source, target, num_stored) in enumerate(self.batch.block_tables.tolist()):
             tokens = range(starts[seq], starts[seq + 1])
-            if len(tokens) < LONG:
+            if len(tokens) < LONG or 0 < num_stored < len(tokens):
                 continue
             has_past = int(self.batch.context_lens[seq]) > len(tokens)
             memory = before[source].double() if has_past else torch.zeros_like(left[0])
@@ -197,8 +197,11 @@ def test_a_ragged_batch_with_short_sequences_and_empty_ones(monkeypatch: pytest.
             key: replace(each, constexprs=each.constexprs | {"BLOCK_B": 2}) for key, each in getattr(kind, name).items()
         }
         monkeypatch.setitem(KINDS, rule, replace(KINDS[rule], **{name: few}))
-    q_lens = [1, LONG, 0, LONG - 1, 65, 0, 1, 64]
-    make_prompts(q_lens, [3, 0, 2, 1, 4, 0, 2, 0], rule=rule, heads=(1, 1)).check()
+    q_lens = [1, LONG, 0, LONG - 1, LONG, 65, 0, 1, 64]
+    prompts = make_prompts(q_lens, [3, 0, 2, 1, 7, 4, 0, 2, 0], rule=rule, heads=(1, 1))
+    # A draft token, for which a sequence is taken token by token.
+    prompts.batch.block_tables[4, 2] = LONG - 1
+    prompts.check()
 
 
 @ALL
@@ -323,7 +326,12 @@ def test_the_memory_for_chunks_is_what_the_plan_says(
     )  # fmt: skip
     if rule == Rule.SCAN:
         config = MambaConfig(num_heads=num_heads, head_dim=32, num_groups=num_groups, state_dim=key_dim)
-    places = {"lengths_ptr": torch.tensor(lengths), "starts_ptr": None, "num_channels": 0}
-    KINDS[rule].advance(heads, torch.empty(sum(lengths), 8), places, {"decay_ptr": torch.empty(1, dtype=dtype)})
+    places = dict.fromkeys(("starts_ptr", "tables_ptr", "table_stride", "num_channels"), 0)
+    KINDS[rule].advance(
+        heads,
+        torch.empty(sum(lengths), 8),
+        places | {"lengths_ptr": torch.tensor(lengths)},
+        {"decay_ptr": torch.empty(1, dtype=dtype)},
+    )
     planned = 2 * sum(lengths) * config.chunk_width(is_float16=dtype == torch.float16)
     assert sum(allocated.values()) <= planned <= 1.1 * sum(allocated.values())

@@ -16,6 +16,7 @@ from tests.kernels.states import (
     assert_is_expected,
     assert_padding_changes_nothing,
     assert_same_bits_in_chunks,
+    assert_states_stop_before_draft_tokens,
     metadata,
 )
 from tests.kernels.triton.harness import IS_COMPILED
@@ -86,6 +87,17 @@ def test_prompts_are_taken_in_chunks(has_channel_decay: bool, monkeypatch: pytes
 def test_a_sequence_has_the_same_bits_alone_and_in_chunks() -> None:
     delta = make_delta([1, 6, 2], [4, 0, 1], heads=(1, 2), dims=(16, 16), in_place=True)
     assert_same_bits_in_chunks(delta, kernels, {0: [0, 1], 1: [0, 1, 3, 6]})
+
+
+def test_draft_tokens_change_no_state() -> None:
+    delta = make_delta([1, 4, 3], [4, 0, 1], heads=(1, 2), dims=(16, 16), width=3, in_place=True)
+    assert_states_stop_before_draft_tokens(delta, kernels, {1: 3, 2: 1})
+    # However many tokens there are, they are taken one by one.
+    delta = make_delta([LONG], [3], heads=(1, 1), dims=(64, 32), width=2, dtype=torch.float16)
+    delta = delta.changed({"block_tables": delta.batch.block_tables.index_fill(1, torch.tensor(2), LONG - 1)})
+    (out, states), (expected, left) = delta.run(kernels.gated_delta_net), delta.run(reference.gated_delta_net)
+    torch.testing.assert_close(out, expected, rtol=2**-9, atol=2e-5)
+    torch.testing.assert_close(states.view(torch.float32), left.view(torch.float32), equal_nan=True)
 
 
 def test_padding_changes_nothing_but_its_own_block() -> None:

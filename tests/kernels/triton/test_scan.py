@@ -16,6 +16,7 @@ from tests.kernels.states import (
     assert_is_expected,
     assert_padding_changes_nothing,
     assert_same_bits_in_chunks,
+    assert_states_stop_before_draft_tokens,
     metadata,
 )
 from tests.kernels.triton.harness import IS_COMPILED
@@ -74,6 +75,18 @@ def test_channels_have_the_same_bits_alone_and_in_chunks() -> None:
     assert all(map(torch.equal, other.run(channels.channel_scan), other.run(reference.channel_scan)))
 
 
+def test_draft_tokens_change_no_state() -> None:
+    lengths: tuple[list[int], list[int]] = [1, 6, 4], [4, 0, 1]
+    batches: tuple[StateBatch, ...] = (
+        make_scan(*lengths, heads=(2, 1), dims=DIMS, in_place=True),
+        make_convolution(*lengths, num_channels=32),
+        make_plain_convolution(*lengths, num_channels=32, width=4),
+        make_channel_scan(*lengths, num_channels=16, in_place=True),
+    )
+    for batch in batches:
+        assert_states_stop_before_draft_tokens(batch, MODULES[batch.OPERATION], {1: 5, 2: 1})
+
+
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 4 tokens for sequences with 6 or more; two sequences are compared at once."""
@@ -98,10 +111,18 @@ def test_prompts_of_mamba_1_are_taken_in_chunks(dtype: torch.dtype, monkeypatch:
     assert torch.equal(out, found[0][scan.of(4)])
     target = scan.batch.block_tables[4, 1]
     assert torch.equal(states[target], found[1][target])
-    monkeypatch.setattr(batch_invariance, "is_required", lambda: True)
-    one_by_one = scan.run(channels.channel_scan)
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_invariance, "is_required", lambda: True)
+        one_by_one = scan.run(channels.channel_scan)
     is_same = (found[1] == one_by_one[1]).all(1)[scan.batch.block_tables[:, 1]]
     assert is_same.tolist() == [True, False, True, True, False, False]
+    # Sequences with draft tokens are taken token by token, beside others.
+    tables = scan.batch.block_tables.clone()
+    tables[1, 2] = 7
+    drafts = scan.changed({"block_tables": tables}).run(channels.channel_scan)
+    assert torch.equal(drafts[0][scan.of(1)], one_by_one[0][scan.of(1)])
+    assert torch.equal(drafts[0][scan.of(4)], found[0][scan.of(4)])
+    assert torch.equal(drafts[1][scan.batch.block_tables[4, 1]], found[1][scan.batch.block_tables[4, 1]])
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

@@ -19,7 +19,7 @@ struct ChannelScanArgs {
   const float* skip;            // [D]
   const float* dt_bias;         // [D]
   float* states;                // num_blocks, block_floats apart
-  const int32_t* block_tables;  // [B, 2]: where a state comes from and goes to; rows block_table_stride elements apart
+  const int32_t* block_tables;  // [B, 3]: see states.h; rows block_table_stride elements apart
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
   void* out;                    // [T, D]

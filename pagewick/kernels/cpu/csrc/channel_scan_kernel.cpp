@@ -85,8 +85,8 @@ void advance_typed(const ChannelScanArgs& args, const StateSequence& sequence, i
       const Vec result = read * silu(load_count(gates + channel, count()));
       count() == kLanes ? store_result(out + channel, result) : store_part(out + channel, result, count());
     });
+    if (token + 1 == sequence.first_token + sequence.num_stored) store_state(args, sequence, m, first, end);
   }
-  store_state(args, sequence, m, first, end);
 }
 
 void advance(const ChannelScanArgs& args, const StateSequence& sequence, int64_t first, int64_t end) {

@@ -14,7 +14,7 @@ struct ConvolutionArgs {
   const float* weight;          // [D, K]
   const float* bias;            // [D], or null
   float* states;                // num_blocks, block_floats apart
-  const int32_t* block_tables;  // [B, 2]: where a state comes from and goes to; rows block_table_stride elements apart
+  const int32_t* block_tables;  // [B, 3]: see states.h; rows block_table_stride elements apart
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
   void* out;                    // [T, D]
@@ -44,7 +44,7 @@ struct ConvolutionKernels {
   // Computes outputs with the turned weights of all channels.
   void (*advance)(const ConvolutionArgs& args, const StateSequence& sequence, const ConvolutionUnit& unit,
                   const float* taps, int64_t stride);
-  // Stores the products for the next token, in channels [first, end).
+  // Stores the products for the token after the stored state, in channels [first, end).
   void (*keep_inputs)(const ConvolutionArgs& args, const StateSequence& sequence, int64_t first, int64_t end);
 };
 

@@ -111,12 +111,12 @@ void convolve_taps(const Source& inputs, const Taps& taps, int64_t channel, int6
   }
 }
 
-// Stores the inputs for the next token, of channels [first, end).
+// Stores the inputs for the token after the stored state, of channels [first, end).
 template <class Source>
 void keep_newest_inputs(const Source& inputs, const StateSequence& sequence, int64_t first, int64_t end) {
   // In a block that is source and target, each row comes from a later one.
   for (int64_t row = 0; row < inputs.num_earlier; ++row) {
-    const int64_t place = sequence.num_tokens - inputs.num_earlier + row;
+    const int64_t place = sequence.num_stored - inputs.num_earlier + row;
     float* const target = sequence.target + row * inputs.num_channels;
     for_vectors(first, end, [&](int64_t channel, auto count) {
       store_count(target + channel, inputs.at(place, channel, count()), count());

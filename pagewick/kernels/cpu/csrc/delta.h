@@ -21,7 +21,7 @@ struct DeltaArgs {
   const float* dt_bias;         // of each number in a row of decay
   const float* norm_weight;     // [DV]
   float* states;                // num_blocks, block_floats apart
-  const int32_t* block_tables;  // [B, 2]: where a state comes from and goes to; rows block_table_stride elements apart
+  const int32_t* block_tables;  // [B, 3]: see states.h; rows block_table_stride elements apart
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
   void* out;                    // [T, VH * DV]
@@ -53,7 +53,7 @@ inline int64_t num_channels(const DeltaArgs& args) {
 
 // Tokens [begin, end) of a sequence, counted from its first new one, for columns [first_column, end_column) of the
 // VH * DV value columns: all of those of one key head, or some of those of a value head. S comes from `before` (null:
-// zeros) and goes to the target.
+// zeros) and goes to `after` (null: nowhere).
 struct DeltaUnit {
   int64_t key_head;
   int64_t first_column;
@@ -61,6 +61,7 @@ struct DeltaUnit {
   int64_t begin;
   int64_t end;
   const float* before;
+  float* after;
 };
 
 struct DeltaKernels {
@@ -69,7 +70,7 @@ struct DeltaKernels {
   void (*advance)(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, float* reads);
   // Computes the outputs of value heads [first_head, end_head) of a token from what it has read [VH * DV].
   void (*finish)(const DeltaArgs& args, int64_t token, int64_t first_head, int64_t end_head, const float* reads);
-  // Stores the inputs of the convolution for the next token, in channels [first, end).
+  // Stores the inputs of the convolution for the token after the stored state, in channels [first, end).
   void (*keep_inputs)(const DeltaArgs& args, const StateSequence& sequence, int64_t first, int64_t end);
 };
 

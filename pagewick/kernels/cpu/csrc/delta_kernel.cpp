@@ -110,8 +110,8 @@ void pass_block(const DeltaArgs& args, const Memory& m, const Block& block, int6
 
 // Takes a chunk of tokens over all columns of a unit. S is in m.state between chunks.
 template <class F>
-void pass_chunk(const DeltaArgs& args, const StateSequence& sequence, const DeltaUnit& unit, const Memory& m,
-                bool is_first, bool is_last, int64_t count, float* reads, int64_t reads_stride, const F& ahead) {
+void pass_chunk(const DeltaArgs& args, const DeltaUnit& unit, const Memory& m, bool is_first, bool is_last, int64_t count,
+                float* reads, int64_t reads_stride, const F& ahead) {
   const int64_t rows = args.key_dim, size = (unit.end_column - unit.first_column) / m.heads;
   const auto run = args.has_channel_decay ? pass_block<true, F> : pass_block<false, F>;
   for (int64_t head = 0; head < m.heads; ++head)
@@ -120,16 +120,17 @@ void pass_chunk(const DeltaArgs& args, const StateSequence& sequence, const Delt
       const int64_t global = unit.first_column + head * size + column, offset = head * padded(size) + column;
       const int64_t place = (args.conv_width - 1) * num_channels(args) +
                             global / args.value_dim * rows * args.value_dim + global % args.value_dim;
-      float *const state = m.state + offset * rows, *const target = sequence.target + place;
+      float* const state = m.state + offset * rows;
       Block block = {state, state, own, own, state, offset, head};
       if (is_first && unit.before == nullptr) memset(state, 0, static_cast<size_t>(rows * own) * sizeof(float));
       // Whole vectors are read from the source and written to the target by the first and last pass themselves.
       const bool is_whole = columns == own, reads_source = is_first && unit.before != nullptr;
+      const bool writes_target = is_last && unit.after != nullptr;
       if (reads_source && is_whole) block.source = unit.before + place, block.source_stride = args.value_dim;
       if (reads_source && !is_whole) load_columns(unit.before + place, args.value_dim, rows, columns, state);
-      if (is_last && is_whole) block.target = target, block.target_stride = args.value_dim;
+      if (writes_target && is_whole) block.target = unit.after + place, block.target_stride = args.value_dim;
       run(args, m, block, count, reads + head * size + column, reads_stride, columns, ahead);
-      if (is_last && !is_whole) store_columns(state, rows, columns, target, args.value_dim);
+      if (writes_target && !is_whole) store_columns(state, rows, columns, unit.after + place, args.value_dim);
     }
 }
 
@@ -167,7 +168,7 @@ void advance_typed(const DeltaArgs& args, const StateSequence& sequence, const D
     prepare<T>(args, sequence, unit, m, begin, count);
     const bool is_first = begin == unit.begin, is_last = begin + count == unit.end;
     float* const wanted = reads == nullptr ? m.reads : reads + (begin - unit.begin) * row + unit.first_column;
-    pass_chunk(args, sequence, unit, m, is_first, is_last, count, wanted, reads == nullptr ? columns : row,
+    pass_chunk(args, unit, m, is_first, is_last, count, wanted, reads == nullptr ? columns : row,
                [&](int64_t n) { prefetch_place(begin + kChunk + n); });
     if (reads != nullptr) continue;
     for (int64_t n = 0; n < count; ++n)

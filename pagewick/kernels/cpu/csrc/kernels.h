@@ -14,7 +14,7 @@ namespace pagewick {
 
 // Raise this by one when arguments keep their size but change their meaning, or when the layout of a packed tensor
 // changes. ../binding.py compares it, and the size of every operation's arguments, with those in structs.py.
-constexpr int kAbiVersion = 33;
+constexpr int kAbiVersion = 34;
 
 // Those from kInt8 on are for KV caches only.
 enum class DType : int32_t {

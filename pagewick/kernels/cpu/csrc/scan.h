@@ -21,7 +21,7 @@ struct ScanArgs {
   const float* dt_bias;         // [H]
   const float* norm_weight;     // [H * P]; null: there is no norm
   float* states;                // num_blocks, block_floats apart
-  const int32_t* block_tables;  // [B, 2]: where a state comes from and goes to; rows block_table_stride elements apart
+  const int32_t* block_tables;  // [B, 3]: see states.h; rows block_table_stride elements apart
   const int32_t* context_lens;  // [B]
   const int32_t* cu_seqlens_q;  // [B + 1]
   void* out;                    // [T, H * P]
@@ -51,13 +51,14 @@ inline int64_t num_channels(const ScanArgs& args) {
 }
 
 // Tokens [begin, end) of a sequence, counted from its first new one. S comes from `before` (null: zeros) and goes to
-// the target. row: that of the first of them in a ScanSlice.
+// `after` (null: nowhere). row: that of the first of them in a ScanSlice.
 struct ScanPiece {
   StateSequence sequence;
   int64_t begin;
   int64_t end;
   int64_t row;
   const float* before;
+  float* after;
 };
 
 // Holds what later stages need of successive tokens of the batch, a row for each.
@@ -82,7 +83,7 @@ struct ScanKernels {
                   int64_t end);
   // Computes the output of a token from what it has read [H * P], which is overwritten.
   void (*finish)(const ScanArgs& args, int64_t token, float* reads);
-  // Stores the inputs of the convolution for the next token, in channels [first, end).
+  // Stores the inputs of the convolution for the token after the stored state, in channels [first, end).
   void (*keep_inputs)(const ScanArgs& args, const StateSequence& sequence, int64_t first, int64_t end);
 };
 

@@ -172,7 +172,8 @@ void pass_chunk(const ScanArgs& args, const ScanPiece& piece, const Memory& m, i
   for (int64_t column = 0; column < end - first; column += width) {
     const int64_t columns = minimum(end - first - column, width), own = padded(columns);
     const Columns state = {m.state + column * rows, own};
-    const Columns target = {piece.sequence.target + begin + column, args.head_dim};
+    const bool writes_target = is_last && piece.after != nullptr;
+    const Columns target = writes_target ? Columns{piece.after + begin + column, args.head_dim} : state;
     const float* source = state.first;
     int64_t source_stride = own;
     // Whole vectors are read from the source and written to the target by the first and last pass themselves.
@@ -184,9 +185,9 @@ void pass_chunk(const ScanArgs& args, const ScanPiece& piece, const Memory& m, i
     } else if (is_first) {
       load_columns(piece.before + begin + column, args.head_dim, rows, columns, state.first);
     }
-    pass_block(rows, source, source_stride, state, is_last && is_whole ? target : state, count, args.skip[head],
+    pass_block(rows, source, source_stride, state, is_whole ? target : state, count, args.skip[head],
                columns, [&](int64_t n) { return token_at(n, column); });
-    if (is_last && !is_whole) store_columns(state.first, rows, columns, target.first, target.stride);
+    if (writes_target && !is_whole) store_columns(state.first, rows, columns, target.first, target.stride);
   }
 }
 
