@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,10 +159,12 @@ def reachable(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def emulate_package(patch: Any) -> None:
     """Make the package choose its kernels for the emulated GPU. patch: pytest's MonkeyPatch."""
-    from pagewick.kernels.triton import attention, blocks, mla, sampling
+    from pagewick.kernels.triton import MODULES, blocks, chunk_launches
 
-    for module in (attention, mla, sampling):
-        patch.setattr(module, "target_of", lambda device: TARGET_NAME)
+    modules = [import_module(f"pagewick.kernels.triton.{name}") for name in MODULES]
+    for module in (chunk_launches, *modules):
+        if hasattr(module, "target_of"):
+            patch.setattr(module, "target_of", lambda device: TARGET_NAME)
     run = blocks._run
 
     @functools.wraps(run)
