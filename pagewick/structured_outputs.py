@@ -80,8 +80,8 @@ class StructuredOutputsParams:
         known = [one.name for one in fields(cls)]
         # vLLM's name; here there is nothing to fall back to.
         values = {name: value for name, value in values.items() if name != "disable_fallback"}
-        if unknown := next((name for name in values if name not in known), None):
-            message = f"structured_outputs has no {str(unknown)[:64]}; it has {', '.join(known)}"
+        if (unknown := next((name for name in values if name not in known), None)) is not None:
+            message = f"structured_outputs has no {str(unknown)[:64] or repr('')}; it has {', '.join(known)}"
             raise InvalidRequestError(message, param="structured_outputs")
         return cls(**values)
 

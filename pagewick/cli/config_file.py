@@ -46,8 +46,8 @@ def defaults_of(file: Path, name: str, command: click.Command) -> dict[str, Any]
         if isinstance(value, dict) and key == name:
             own = _normal_keys(file, value)
     common = _normal_keys(file, {key: value for key, value in content.items() if not isinstance(value, dict)})
-    if unknown := next((key for key in own if key not in options), None):
-        raise _unknown(file, f"{unknown} is not a flag of pagewick {name}", unknown, visible)
+    if (unknown := next((key for key in own if key not in options), None)) is not None:
+        raise _unknown(file, f"{unknown or repr('')} is not a flag of pagewick {name}", unknown, visible)
     values: dict[str, Any] = {}
     for key, value in (common | own).items():
         if key in own or (key in options and not isinstance(options[key], ForeignOption)):

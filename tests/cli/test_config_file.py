@@ -93,6 +93,7 @@ def test_keys_may_have_the_other_names_of_flags(tmp_path: Path, ran: list[tuple[
     [
         ("max-model-length = 3", "max-model-length is not a flag; did you mean max-model-len?"),
         ("[serve]\nprot = 3", "prot is not a flag of pagewick serve; did you mean port?"),
+        ("[serve]\n'' = 3", "'' is not a flag of pagewick serve."),
         ("[sevre]\nport = 3", "[sevre] is not a command; did you mean serve?"),
         ("model = ", "is not valid TOML"),
         ("[serve]\nport = [1, 2]", "pagewick.toml: port takes one value, not a list"),

@@ -122,6 +122,7 @@ def test_malformed_json_is_located(http: httpx.Client, body: bytes, reason: str)
         ({"prompt": ["a"] * 600, "n": 2}, "prompt", "a request may have at most 1024 choices"),
         ({"guided_choice": ["a", ""]}, "guided_choice", "guided_choice: choice must have 1 to 10000 texts, none of"),
         ({"structured_outputs": {}}, "structured_outputs", "structured_outputs needs exactly one of json, regex"),
+        ({"structured_outputs": {"": 2**64}}, "structured_outputs", "structured_outputs has no ''; it has json, regex"),
     ],
 )
 def test_a_wrong_entry_is_described(http: httpx.Client, fields: dict[str, Any], param: str, message: str) -> None:
