@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from pagewick.layers.config import MoeConfig
@@ -154,5 +155,10 @@ def _with_base(entries: Entries, head_dim: int) -> Entries:
     if head_dim < 4:
         raise entries.wrong("head_dim", "at least 4 with alpha in the rotary scaling")
     theta = (scaling if "rope_theta" in scaling else entries).positive("rope_theta", 10000.0)
-    base = theta * scaling.positive("alpha") ** (head_dim / (head_dim - 2))
+    try:
+        base = theta * scaling.positive("alpha") ** (head_dim / (head_dim - 2))
+    except OverflowError:
+        base = math.inf
+    if not math.isfinite(base):
+        raise scaling.wrong("alpha", "so small that the base of frequencies is finite")
     return entries.replaced({"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": base}})

@@ -223,7 +223,7 @@ class _Table:
         if config.has_sinks:
             yield self._tensor(f"{path}.sinks.weight", "attention", Size(num_heads, last - first))
         if config.head_norm is not None and config.head_norm.has_weight:
-            yield from self._head_norm(f"{path}.q_norm", config, config.head_norm, num_heads, list(range(first, last)))
+            yield from self._head_norm(f"{path}.q_norm", config, config.head_norm, num_heads, range(first, last))
             if config.layout != "queries":
                 yield from self._head_norm(f"{path}.k_norm", config, config.head_norm, config.num_kv_heads, kv_heads)
 

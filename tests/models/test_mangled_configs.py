@@ -81,6 +81,14 @@ def test_a_number_that_is_too_large_to_compute_with_is_refused(entries: dict[str
         read_config({**PUBLISHED["Llama-2-7b-hf"], **entries})
 
 
+@pytest.mark.parametrize(("alpha", "theta"), [(1e308, 1e4), (1e200, 1e200)])
+def test_a_factor_of_the_base_that_is_too_large_to_compute_with_is_refused(alpha: float, theta: float) -> None:
+    scaling = {"type": "dynamic", "alpha": alpha, "rope_theta": theta}
+    hunyuan = {**PUBLISHED["Llama-2-7b-hf"], "architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 128}
+    with pytest.raises(ModelLoadError, match=r"alpha is 1e[+].*so small that the base of frequencies is finite"):
+        read_config({**hunyuan, "rope_scaling": scaling})
+
+
 def test_as_many_layers_that_predict_later_tokens_as_there_can_be_layers() -> None:
     with pytest.raises(ModelLoadError, match="num_nextn_predict_layers is 1001"):
         read_config({**PUBLISHED["DeepSeek-R1"], "num_nextn_predict_layers": 1001})
