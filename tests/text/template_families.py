@@ -485,6 +485,19 @@ FAMILIES = [
         eos="<|eot|>",
         calls=True,
     ),
+    Family(
+        "Kimi-K3",
+        "kimi-k3",
+        '<|open|>message role="system"<|sep|>Be brief.<|close|>message<|sep|><|end_of_msg|>'
+        '<|open|>message role="user"<|sep|>Hi<|close|>message<|sep|><|end_of_msg|>'
+        '<|open|>message role="assistant"<|sep|><|open|>think<|sep|><|close|>think<|sep|>'
+        "<|open|>response<|sep|>Hello.<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"
+        '<|open|>message role="user"<|sep|>And?<|close|>message<|sep|><|end_of_msg|>'
+        '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
+        "<|open|> <|close|> <|sep|>",
+        eos="<|end_of_msg|>",
+        calls=True,
+    ),
 ]
 # Templates that need variables, which the tests of all families do not give.
 APART = [

@@ -29,6 +29,7 @@ from pagewick.text.tool_calls.hermes import HERMES
 from pagewick.text.tool_calls.hunyuan import HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW
 from pagewick.text.tool_calls.internlm import INTERNLM
 from pagewick.text.tool_calls.kimi import KIMI_K2
+from pagewick.text.tool_calls.kimi_sections import KIMI_K3
 from pagewick.text.tool_calls.lfm2 import LFM_2
 from pagewick.text.tool_calls.minicpm import MINICPM_5
 from pagewick.text.tool_calls.minimax import MINIMAX_M1, MINIMAX_M2
@@ -50,9 +51,11 @@ _ALL = (
     HARMONY, GEMMA_3, FUNCTION_GEMMA, GEMMA_4, GRANITE, COMMAND_R, COMMAND_R7B, KIMI_K2, MINIMAX_M2, OLMO_3, SEED_OSS,
     SMOLLM_3_CODE, DEEPSEEK_3_2, LFM_2, NEMOTRON, NEMOTRON_4, HUNYUAN, HUNYUAN_LIST, HY_3, HY_3_PREVIEW,
     MIMO, APERTUS, INTERNLM, SOLAR_OPEN, XLAM, PLAIN_JSON, DEEPSEEK_4, MINICPM_5, GIGACHAT_3, GIGACHAT_3_1,
-    FIREFUNCTION_2, FUNCTIONARY_3_1, FUNCTIONARY_3_2, MINIMAX_M1, MINIMAX_M3, MUSE_GLIMMER,
+    FIREFUNCTION_2, FUNCTIONARY_3_1, FUNCTIONARY_3_2, MINIMAX_M1, MINIMAX_M3, MUSE_GLIMMER, KIMI_K3,
 )  # fmt: skip
 BY_NAME: Mapping[str, CallFormat] = {form.name: form for form in _ALL}
+# Tokens at the end of a prompt that may decide how its responses are split.
+_NUM_LAST = 16
 # Other programs' names, most of them vLLM's.
 ALIASES: Mapping[str, str] = {
     "apertus2509": "apertus",
@@ -102,6 +105,7 @@ ALIASES: Mapping[str, str] = {
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     (SOLAR_OPEN, ("<|tool_call:begin|>",)),
+    (KIMI_K3, ("<|open|>", "<|sep|>")),
     (MUSE_GLIMMER, ("<atem:function_calls>", "<|message|>")),
     (SEED_OSS, ("<seed:tool_call>",)),
     (MINIMAX_M3, ("]<]minimax[>[",)),
@@ -181,10 +185,11 @@ class _CallSplitting:
     offer: ToolOffer | None
     ids: Mapping[str, int]
     streams: bool
+    begun: str = ""  # the end of the prompt
 
     def splitter(self) -> PartSplitter:
         if self.form.own_splitter is not None:
-            return self.form.own_splitter(self.offer, self.ids, self.streams)
+            return self.form.own_splitter(self.offer, self.ids, self.streams, self.begun)
         assert self.offer is not None
         return CallSplitter(self.form, self.offer, self.ids, streams=self.streams)
 
@@ -196,6 +201,7 @@ class ToolCallFormat:
         self.form = form
         reasoning = () if form.own_splitter is None else (PartKind.REASONING,)
         self.kinds = frozenset({PartKind.TOOL_CALL, *reasoning})
+        self._tokenizer = tokenizer
         added = tokenizer.added_tokens
         ids = {word: tokenizer.id_of(word) for word in form.words if word in added}
         self._ids = {word: token_id for word, token_id in ids.items() if token_id is not None}
@@ -208,12 +214,15 @@ class ToolCallFormat:
         self, prompt_token_ids: Sequence[int], offer: ToolOffer | None, *, is_guided: bool = False
     ) -> Splitting | None:
         """Return how the responses to one prompt are split; None without tools, unless the format marks all parts."""
+        begun = ""
+        if self.form.own_splitter is not None and prompt_token_ids:
+            begun = self._tokenizer.decode(prompt_token_ids[-_NUM_LAST:], skip_special_tokens=False)
         if offer is None:
             is_split = self.form.own_splitter is not None
-            return _CallSplitting(self.form, None, self._ids, streams=False) if is_split else None
+            return _CallSplitting(self.form, None, self._ids, streams=False, begun=begun) if is_split else None
         # Text that only resembles a call is not guided.
         is_marked = offer.is_required or not self.form.starts(offer)
-        return _CallSplitting(self.form, offer, self._ids, streams=is_guided and is_marked)
+        return _CallSplitting(self.form, offer, self._ids, streams=is_guided and is_marked, begun=begun)
 
     def grammar(self, offer: ToolOffer, limits: GrammarLimits) -> str:
         """Return the grammar of responses that call these tools, in llguidance's Lark.

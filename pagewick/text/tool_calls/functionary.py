@@ -112,7 +112,7 @@ def _no_starts(_: ToolOffer) -> Sequence[str]:
     return ()
 
 
-def _splitter(offer: ToolOffer | None, ids: Mapping[str, int], streams: bool) -> PartSplitter:
+def _splitter(offer: ToolOffer | None, ids: Mapping[str, int], streams: bool, begun: str) -> PartSplitter:
     return RecipientSplitter(offer, streams=streams)
 
 

@@ -163,5 +163,5 @@ HARMONY = CallFormat(
     written=_written,
     grammar=_grammar,
     words=_WORDS,
-    own_splitter=lambda offer, ids, streams: HarmonySplitter(offer, ids, streams=streams),
+    own_splitter=lambda offer, ids, streams, begun: HarmonySplitter(offer, ids, streams=streams),
 )

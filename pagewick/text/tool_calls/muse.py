@@ -89,7 +89,7 @@ def _may_be_header(text: str) -> bool:
     return _BEGUN_HEADER.fullmatch(begun) is not None
 
 
-def _splitter(offer: ToolOffer | None, ids: Mapping[str, int], streams: bool) -> PartSplitter:
+def _splitter(offer: ToolOffer | None, ids: Mapping[str, int], streams: bool, begun: str) -> PartSplitter:
     messages = RecipientMessages(ids)
     if offer is None:
         return messages

@@ -81,7 +81,7 @@ class MessageSplitter:
         runs.append((self._kind, text))
 
 
-def _splitter(offer: ToolOffer | None, ids: Mapping[str, int], streams: bool) -> PartSplitter:
+def _splitter(offer: ToolOffer | None, ids: Mapping[str, int], streams: bool, begun: str) -> PartSplitter:
     messages = MessageSplitter(ids)
     if offer is None:
         return messages

@@ -40,7 +40,8 @@ class CallFormat:
     prompts. grammar: a Lark rule for the calls with their opener. prompt_id: makes the id
     that the chat template accepts from the client's, the call's name and its place in the conversation.
     has_result_role: whether the family knows the role of results although its templates do not name it.
-    own_splitter: makes, from offer, ids and streams, the splitter of a family that marks all parts of a response.
+    own_splitter: makes, from offer, ids, streams and the prompt's end, the splitter of a family that marks all parts
+    of a response.
     """
 
     name: str
@@ -54,7 +55,7 @@ class CallFormat:
     json_spacing: Mapping[str, Any] | None = None
     prompt_id: PromptId = same_id
     has_result_role: bool = False
-    own_splitter: Callable[[ToolOffer | None, Mapping[str, int], bool], PartSplitter] | None = None
+    own_splitter: Callable[[ToolOffer | None, Mapping[str, int], bool, str], PartSplitter] | None = None
 
 
 def marks_of(words: Sequence[str], ids: Mapping[str, int]) -> dict[str, str]:

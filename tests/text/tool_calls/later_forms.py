@@ -36,6 +36,19 @@ def muse(calls: Sequence[Call]) -> str:
     return "<|eom|><|start|>assistant".join(bodies)
 
 
+def kimi_k3(calls: Sequence[Call]) -> str:
+    kinds = {bool: "boolean", type(None): "null", str: "string", dict: "object", list: "array"}
+    text = "<|open|>tools<|sep|>"
+    for place, (name, given) in enumerate(calls, 1):
+        text += f'<|open|>call tool="{name}" index="{place}"<|sep|>'
+        for key, value in given.items():
+            shown = value if isinstance(value, str) else dumped(value)
+            kind = kinds.get(type(value), "number")
+            text += f'<|open|>argument key="{key}" type="{kind}"<|sep|>{shown}<|close|>argument<|sep|>'
+        text += "<|close|>call<|sep|>"
+    return f"{text}<|close|>tools<|sep|>"
+
+
 def minimax_m3(calls: Sequence[Call]) -> str:
     """The template leaves out members that are null. A model may write one."""
     mark = "]<]minimax[>["

@@ -13,9 +13,18 @@ from pagewick.text.grammars.limits import GrammarLimits
 from pagewick.text.grammars.vocabulary import make_small_vocabulary
 from pagewick.text.tool_calls.formats import ToolCallFormat, format_named
 from pagewick.text.tool_calls.offer import ToolOffer
-from tests.text.tool_calls.families import OFFER, AllTokens, NoTokens
+from tests.text.tool_calls.families import OFFER, AllTokens
 
 Parts = list[tuple[str, str]]
+
+
+class _Prompt(AllTokens):
+    """A tokenizer whose prompts end with a text."""
+
+    begun = ""
+
+    def decode(self, token_ids: object, *, skip_special_tokens: bool) -> str:
+        return self.begun
 
 
 class MarkedFormat:
@@ -25,15 +34,23 @@ class MarkedFormat:
         self.form = format_named(name)
         self._tokenizer: Any = AllTokens(self.form.words)
 
-    def _format(self, *, has_tokens: bool) -> ToolCallFormat:
-        without: Any = NoTokens()
-        return ToolCallFormat(self.form, self._tokenizer if has_tokens else without)
+    def _format(self, *, has_tokens: bool, begun: str = "") -> ToolCallFormat:
+        tokenizer: Any = _Prompt(self.form.words if has_tokens else ())
+        tokenizer.begun = begun
+        return ToolCallFormat(self.form, tokenizer)
 
     def parts(
-        self, text: str, *cuts: int, offer: ToolOffer | None = OFFER, is_guided: bool = False, has_tokens: bool = True
+        self,
+        text: str,
+        *cuts: int,
+        offer: ToolOffer | None = OFFER,
+        is_guided: bool = False,
+        has_tokens: bool = True,
+        begun: str = "",
     ) -> Parts:
         """The parts of a response, those of one kind in a row joined; a call begins with its name."""
-        splitting = self._format(has_tokens=has_tokens).splitting([], offer, is_guided=is_guided)
+        form = self._format(has_tokens=has_tokens, begun=begun)
+        splitting = form.splitting([1], offer, is_guided=is_guided)
         assert splitting is not None
         splitter = splitting.splitter()
         words = {mark: self.form.words[token_id - 100] for token_id, mark in splitter.marks.items()}

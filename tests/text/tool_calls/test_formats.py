@@ -259,7 +259,7 @@ def test_a_name_may_end_as_calls_of_built_in_tools_do(name: str) -> None:
 
 def test_all_formats_are_tested() -> None:
     # These mark all parts of a response, and have tests of their own.
-    marked = {"openai", "solar_open", "functionary_v32", "muse_glimmer"}
+    marked = {"openai", "solar_open", "functionary_v32", "muse_glimmer", "kimi_k3"}
     assert {family.parser for family in FAMILIES} | marked == BY_NAME.keys()
 
 

@@ -83,6 +83,8 @@ class Writer(FakeClient):
         delta = super()._delta(request, index, position)
         if delta.token_ids == [self.tokenizer.eos_token_ids[0]]:
             delta.finish_reason, delta.stop_token_id = "stop", delta.token_ids[0]
+        elif delta.finish_reason == "stop":  # the end token of another vocabulary
+            delta.finish_reason, delta.stop_token_id = None, None
         return delta
 
 

@@ -33,7 +33,7 @@ FORMATS = {
     "Hunyuan": "hunyuan_fenced", "InternLM": "internlm", "Nemotron-4": "nemotron4", "Apertus": "apertus",
     "Hy3": "hy_v3", "MiMo-V2": "mimo", "Laguna": "glm45", "FireFunction-v2": "firefunction",
     "Functionary-v3.1": "functionary_v31", "Functionary-v3.2": "functionary_v32", "MiniMax-M1": "minimax_m1",
-    "MiniMax-M3": "minimax_m3", "Muse-Glimmer": "muse_glimmer",
+    "MiniMax-M3": "minimax_m3", "Muse-Glimmer": "muse_glimmer", "Kimi-K3": "kimi_k3",
 }  # fmt: skip
 # Templates that write calls otherwise than the model does, or open a thought in the prompt.
 WRITTEN_OTHERWISE = (
