@@ -203,9 +203,10 @@ def make_model(name: str, entries: dict[str, Any] | None = None) -> nn.Module:
     config = getattr(transformers, f"{variant.config}Config")(**(entries or variant.all_entries()))
     torch.manual_seed(sum(map(ord, name)))
     model = auto_model(config).from_config(config, attn_implementation="eager").eval()
+    stored = model.state_dict().keys()
     with torch.no_grad():
         for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
-            if parameter_name in model.state_dict():
+            if parameter_name in stored:
                 _reinitialise(parameter_name, parameter, is_peaked=name not in CONFIGS)
     variant.patch(model)
     return model  # type: ignore[no-any-return]
