@@ -23,10 +23,11 @@ from tests.engine.test_preflight import NUM_IN_NORMS, NUM_PARAMETERS
 
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
-    """As it was, after every test."""
-    was_enabled = gc.isenabled()
-    yield
+    """In every test without frozen objects, and as it was after it."""
+    was_enabled, has_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.unfreeze()
+    yield
+    (gc.freeze if has_frozen else gc.unfreeze)()
     (gc.enable if was_enabled else gc.disable)()
 
 
