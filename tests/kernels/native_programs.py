@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from pagewick.kernels.cpu.build import (
     COMPILE_FLAGS,
@@ -38,8 +39,11 @@ STAND_IN_FLAGS = ("-DPW_STAND_INS", "-include", str(SOURCES / "stand_ins.h"))
 STAND_INS: dict[str, tuple[str, ...]] = {"avx_vnni": VNNI_FLAGS, "amx": ()}
 # An Intel processor with AVX-512 BF16 takes the kernels for quantized weights from here (csrc/ops.cpp).
 BESIDE_AVX512_BF16 = ("avx512_vnni",)
-# The sets that those in STAND_INS are compared with, or whose kernels they use where they have none of their own.
-BESIDE_STAND_INS = ("generic", "avx2", "avx512_bf16", *BESIDE_AVX512_BF16)
+# The kernels of other sets that experts' products with those in STAND_INS need besides.
+BESIDE_STAND_INS = {
+    "avx2": ("activation_kernel.cpp", "elementwise_kernel.cpp", "matrix_kernel.cpp", "moe_kernel.cpp"),
+    "avx512_bf16": ("activation_kernel.cpp", "elementwise_kernel.cpp", "moe_kernel.cpp"),
+}
 
 
 def build_native_test(output: Path, library: Path, machine: str | None = None) -> None:
@@ -55,7 +59,7 @@ def build_library_of(output: Path, isas: Collection[str], machine: str) -> None:
     """Compile the library for a processor family with kernels for `isas` only, hardly optimised."""
     compiler = find_compiler(machine)
     with tempfile.TemporaryDirectory() as directory:
-        jobs = _jobs_of_library(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS), isas, machine)
+        jobs = _jobs_of_library(Path(directory), (*COMPILE_FLAGS, *TEST_FLAGS), isas, machine=machine)
         run((compiler, *compile_objects(compiler, jobs), "-shared", "-pthread", "-o", str(output)))
 
 
@@ -67,8 +71,7 @@ def build_stand_in_library(output: Path) -> None:
     compiler = find_compiler()
     with tempfile.TemporaryDirectory() as directory:
         jobs = []
-        kept_sets = {*STAND_INS, *BESIDE_STAND_INS}
-        for source, target, flags in _jobs_of_library(Path(directory), COMPILE_FLAGS, kept_sets):
+        for source, target, flags in _jobs_of_library(Path(directory), COMPILE_FLAGS, STAND_INS, BESIDE_STAND_INS):
             isa = next((isa for isa in STAND_INS if f"-DPW_ISA={isa}" in flags), None)
             own = (*TEST_FLAGS, *UNDEFINED_FLAGS, *STAND_INS[isa]) if isa else ()
             kept = tuple(flag for flag in flags if flag != "-mavxvnni")
@@ -95,14 +98,24 @@ def build_pool_test(output: Path) -> None:
 
 
 def _jobs_of_library(
-    directory: Path, flags: tuple[str, ...], isas: Collection[str], machine: str = platform.machine()
+    directory: Path,
+    flags: tuple[str, ...],
+    isas: Collection[str],
+    others: Mapping[str, Collection[str]] = MappingProxyType({}),
+    machine: str = platform.machine(),
 ) -> list[Job]:
-    """List the compiler jobs of a library with kernels for `isas`, and none for the machine's other sets."""
-    others = [isa for isa in instruction_sets(machine) if isa not in isas]
-    jobs = library_jobs(directory, flags, machine)
-    kept = [job for job in jobs if not {f"-DPW_ISA={isa}" for isa in others}.intersection(job[2])]
+    """List the compiler jobs of a library with all kernels for `isas`, and those in the files `others[isa]` for others.
+
+    The other kernels for the machine's other sets are missing.
+    """
+    jobs = []
+    for job in library_jobs(directory, flags, machine):
+        isa = next((flag.partition("=")[2] for flag in job[2] if flag.startswith("-DPW_ISA=")), None)
+        if isa is None or isa in isas or job[0].name in others.get(isa, ()):
+            jobs.append(job)
     own = (*flags, f"-I{SOURCE_DIR}")
-    return kept + [(SOURCES / NO_KERNELS, directory / f"{isa}.o", (*own, f"-DPW_ISA={isa}")) for isa in others]
+    partial = [isa for isa in instruction_sets(machine) if isa not in isas]
+    return jobs + [(SOURCES / NO_KERNELS, directory / f"{isa}.o", (*own, f"-DPW_ISA={isa}")) for isa in partial]
 
 
 def _jobs(directory: Path, flags: tuple[str, ...]) -> list[Job]:

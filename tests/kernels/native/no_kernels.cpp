@@ -1,5 +1,6 @@
 // Tables without kernels, for an instruction set that a test program does not run: the library names the tables of all.
-// Compiled with -DPW_ISA=<instruction set>. Calling a kernel of such a set is a crash.
+// Compiled with -DPW_ISA=<instruction set>. Calling a kernel of such a set is a crash. Where the program has some kernels
+// of a set, their tables take the place of these, which are weak.
 #include "activation.h"
 #include "attention.h"
 #include "channel_scan.h"
@@ -21,29 +22,31 @@
 #include "streams.h"
 #include "window.h"
 
+#define PW_TABLE(Kernels, kName) extern const Kernels kName __attribute__((weak)){};
+
 namespace pagewick {
 namespace PW_ISA {
 
-extern const ActivationKernels kActivation{};
-extern const AttentionKernels kAttention{};
-extern const CompressKernels kCompress{};
-extern const ConvolutionKernels kConvolution{};
-extern const ChannelScanKernels kChannelScan{};
-extern const DeltaKernels kDelta{};
-extern const ElementwiseKernels kElementwise{};
-extern const HyperKernels kHyper{};
-extern const IndexKernels kIndex{};
-extern const LogitsKernels kLogits{};
-extern const MatrixKernels kMatrix{};
-extern const MlaKernels kMla{};
-extern const MoeKernels kMoe{};
-extern const NormKernels kNorm{};
-extern const QuantizedKernels kQuantized{};
-extern const QuantizerKernels kQuantizers{};
-extern const RopeKernels kRope{};
-extern const ScanKernels kScan{};
-extern const StreamsKernels kStreams{};
-extern const WindowKernels kWindow{};
+PW_TABLE(ActivationKernels, kActivation)
+PW_TABLE(AttentionKernels, kAttention)
+PW_TABLE(CompressKernels, kCompress)
+PW_TABLE(ConvolutionKernels, kConvolution)
+PW_TABLE(ChannelScanKernels, kChannelScan)
+PW_TABLE(DeltaKernels, kDelta)
+PW_TABLE(ElementwiseKernels, kElementwise)
+PW_TABLE(HyperKernels, kHyper)
+PW_TABLE(IndexKernels, kIndex)
+PW_TABLE(LogitsKernels, kLogits)
+PW_TABLE(MatrixKernels, kMatrix)
+PW_TABLE(MlaKernels, kMla)
+PW_TABLE(MoeKernels, kMoe)
+PW_TABLE(NormKernels, kNorm)
+PW_TABLE(QuantizedKernels, kQuantized)
+PW_TABLE(QuantizerKernels, kQuantizers)
+PW_TABLE(RopeKernels, kRope)
+PW_TABLE(ScanKernels, kScan)
+PW_TABLE(StreamsKernels, kStreams)
+PW_TABLE(WindowKernels, kWindow)
 
 }  // namespace PW_ISA
 }  // namespace pagewick

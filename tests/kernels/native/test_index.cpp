@@ -182,13 +182,14 @@ class Batch {
       std::vector<double> query(c_.dim);
       for (int64_t d = 0; d < c_.dim; ++d) query[d] = q_[token * q_stride() + head * c_.dim + d];
       rotate(query, c_.rope_dim, c_.is_interleaved, cos_, sin_, token);
+      for (int64_t d = 0; d < c_.dim; ++d) query[d] = rounded(cache_.dtype(), query[d]);
       const double weight = weights_[token * c_.num_heads + head];
       for (int64_t key = 0; key < num_keys; ++key) {
         const int64_t block = tables_[seq * max_blocks() + key / c_.block_size];
         const int64_t row = (block * c_.block_size + key % c_.block_size) * c_.dim;
         double product = 0, magnitude = 0;
         for (int64_t d = 0; d < c_.dim; ++d) {
-          const double term = rounded(cache_.dtype(), query[d]) * cache_[row + d];
+          const double term = query[d] * cache_[row + d];
           product += term, magnitude += std::abs(term);
         }
         found[key].first += weight * std::max(0.0, product);

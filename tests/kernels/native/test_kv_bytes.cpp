@@ -37,19 +37,19 @@ double number(const Format& format, uint8_t byte) {
 double half_step(const Format& format, double value) {
   if (format.dtype == DType::kInt8 || format.dtype == DType::kInt4) return 0.5;
   const double least = std::ldexp(1.0, 1 - format.bias);
-  return std::ldexp(std::max(std::exp2(std::floor(std::log2(std::max(std::abs(value), least)))), least),
-                    -format.mantissa_bits - 1);
+  return std::ldexp(1.0, std::ilogb(std::max(std::abs(value), least)) - format.mantissa_bits - 1);
 }
 
 // Rotates heads of `dim` numbers by the definition: each number of a block of the largest power of two that divides dim
-// becomes a sum of all, with signs by the parity of the bits that both places have.
+// becomes a sum of all, with signs by the parity of the bits that both places have. Heads of 1 stay as they are.
 Tensor rotated(const Tensor& heads, int64_t dim) {
   const int64_t size = dim & -dim;
   Tensor result(DType::kFloat32, heads.size());
   for (int64_t i = 0; i < heads.size(); ++i) {
-    const int64_t first = i - i % dim % size;
+    const int64_t place = i % dim % size;
+    const float* const block = heads.floats() + i - place;
     double sum = 0;
-    for (int64_t j = 0; j < size; ++j) sum += __builtin_parityll((i - first) & j) ? -heads[first + j] : heads[first + j];
+    for (int64_t j = 0; j < size; ++j) sum += __builtin_parityll(place & j) ? -block[j] : block[j];
     result.set(i, sum / std::sqrt(static_cast<double>(size)));
   }
   return result;
@@ -80,16 +80,14 @@ class Sequence {
     for (int64_t i = 0; i < c.context_len; ++i) slots_[i] = table_[i / c.block_size] * c.block_size + i % c.block_size;
     // Exact in bf16, with which some processors multiply bytes.
     for (int64_t i = 0; i < q_.size(); ++i) q_.set(i, rounded(DType::kBFloat16, q_[i]));
-    if (is_rotated()) {
-      const Tensor turned = rotated(q_, c.head_dim);
-      for (int64_t i = 0; i < q_.size(); ++i) q_.set(i, turned[i]);
-    }
+    const Tensor turned = as_stored(q_);
+    for (int64_t i = 0; i < q_.size(); ++i) q_.set(i, turned[i]);
+    for (int byte = 0; byte < 256; ++byte) numbers_[byte] = number(format, static_cast<uint8_t>(byte));
     store();
   }
 
   void check_stored() const {
-    const Tensor turned_k = rotated(k_, c_.head_dim), turned_v = rotated(v_, c_.head_dim);
-    const Tensor &k = is_rotated() ? turned_k : k_, &v = is_rotated() ? turned_v : v_;
+    const Tensor k = as_stored(k_), v = as_stored(v_);
     for (int64_t token = 0; token < c_.context_len; ++token)
       for (int64_t head = 0; head < c_.num_kv_heads; ++head)
         for (const bool is_value : {false, true})
@@ -118,8 +116,7 @@ class Sequence {
 
   void check(const Tensor& out) const {
     // Numbers are rotated, and so are the queries that are compared with them.
-    const Tensor turned_q = rotated(q_, c_.head_dim), turned_out = rotated(out, c_.head_dim);
-    const Tensor &q = is_rotated() ? turned_q : q_, &found = is_rotated() ? turned_out : out;
+    const Tensor q = as_stored(q_), found = as_stored(out);
     for (int64_t query = 0; query < c_.q_len; query += query < 4 ? 1 : 13)
       for (int64_t head = 0; head < c_.num_heads; ++head) check_row(q, found, query, head);
     const Tensor alone = attend(c_.q_len - 1);
@@ -130,6 +127,7 @@ class Sequence {
  private:
   int64_t row_size() const { return c_.num_heads * c_.head_dim; }
   bool is_rotated() const { return format_.dtype == DType::kInt4; }
+  Tensor as_stored(const Tensor& heads) const { return rotated(heads, is_rotated() ? c_.head_dim : 1); }
 
   void store() {
     pagewick::StoreKvArgs args = {};
@@ -147,8 +145,8 @@ class Sequence {
                           (is_value * c_.num_kv_heads + head) * c_.block_size * row_bytes_;
     const int64_t place = is_value ? (offset / 2 * dim_ + d) * 2 + offset % 2
                                    : (d / 2 * c_.block_size + offset) * 2 + d % 2;
-    if (format_.dtype != DType::kInt4) return number(format_, cache_[start + place]);
-    return number(format_, cache_[start + place / 2] >> place % 2 * 4 & 15);
+    if (format_.dtype != DType::kInt4) return numbers_[cache_[start + place]];
+    return numbers_[cache_[start + place / 2] >> place % 2 * 4 & 15];
   }
 
   double scale_of(bool is_value, int64_t token, int64_t head) const {
@@ -193,6 +191,7 @@ class Sequence {
   Array<int64_t> slots_;
   Array<uint8_t> cache_;
   Tensor q_, k_, v_;
+  double numbers_[256];  // by byte
 };
 
 }  // namespace

@@ -89,13 +89,18 @@ Array<int64_t> draw(const Tensor& logits, int64_t first_row, int64_t num_rows, i
   return ids;
 }
 
-// Whether drawing this token from a row is correct. Weights are rounded to float, so near the border between two tokens
-// both are correct.
-bool is_drawn(const Tensor& logits, int64_t begin, int64_t size, Draw wish, int64_t token_id) {
+// The tokens of a row without NaN, from the greatest logit on, and the first of equal ones first.
+std::vector<int64_t> order_of(const Tensor& logits, int64_t begin, int64_t size) {
   std::vector<int64_t> order;
   for (int64_t i = 0; i < size; ++i) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return logits[begin + a] > logits[begin + b]; });
+  const float* const row = logits.floats() + begin;
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return row[a] > row[b]; });
+  return order;
+}
+
+// Whether drawing this token from a row is correct. Weights are rounded to float, so near the border between two tokens
+// both are correct. order: order_of the row.
+bool is_drawn(const Tensor& logits, int64_t begin, std::vector<int64_t> order, Draw wish, int64_t token_id) {
   const double max = logits[begin + order[0]];
   const auto weight = [&](int64_t id) {
     return std::exp((logits[begin + id] - max) / static_cast<double>(wish.temperature));
@@ -117,16 +122,17 @@ bool is_drawn(const Tensor& logits, int64_t begin, int64_t size, Draw wish, int6
 }
 
 void test_draws(const Tensor& logits, int64_t size, int64_t stride) {
-  for (const Draw wish : {Draw{1.0f, 0, 1.0, 0.3}, Draw{1.0f, 0, 1.0, 0.999999}, Draw{0.5f, 0, 0.9, 0.7},
-                          Draw{8.0f, 7, 1.0, 0.9},
-                          Draw{1.0f, 40, 0.6, 0.0}, Draw{3.0f, 0, 1.0, 0.999999999}, Draw{2.0f, 0, 0.8, 0.5, 0.01},
-                          Draw{4.0f, 100, 0.9, 0.4, 0.3}, Draw{1e-30f, 0, 1.0, 0.5}, Draw{1e6f, 0, 1.0, 0.25}}) {
-    // Nothing can be drawn from a row with a NaN, with infinity or with -infinity only.
-    for (const int64_t row : {0, 1, 3, 7, 8}) {
-      if (row == 3 && size < 2) continue;
+  // Nothing can be drawn from a row with a NaN, with infinity or with -infinity only.
+  for (const int64_t row : {0, 1, 3, 7, 8}) {
+    if (row == 3 && size < 2) continue;
+    const std::vector<int64_t> order = order_of(logits, row * stride, size);
+    for (const Draw wish : {Draw{1.0f, 0, 1.0, 0.3}, Draw{1.0f, 0, 1.0, 0.999999}, Draw{0.5f, 0, 0.9, 0.7},
+                            Draw{8.0f, 7, 1.0, 0.9},
+                            Draw{1.0f, 40, 0.6, 0.0}, Draw{3.0f, 0, 1.0, 0.999999999}, Draw{2.0f, 0, 0.8, 0.5, 0.01},
+                            Draw{4.0f, 100, 0.9, 0.4, 0.3}, Draw{1e-30f, 0, 1.0, 0.5}, Draw{1e6f, 0, 1.0, 0.25}}) {
       pw_set_num_threads(1);
       const int64_t alone = draw(logits, row, 1, size, stride, wish)[0];
-      require(is_drawn(logits, row * stride, size, wish, alone), "a token that may be drawn");
+      require(is_drawn(logits, row * stride, order, wish, alone), "a token that may be drawn");
       pw_set_num_threads(3);
       if (row == 7) require(draw(logits, row, 2, size, stride, wish)[0] == alone, "a row alone draws another token");
     }
@@ -267,6 +273,9 @@ void test_truncations(const Tensor& logits, int64_t size, int64_t stride) {
 }
 
 void test_ranks(const Tensor& logits, int64_t size, int64_t stride) {
+  constexpr int64_t kRanked[] = {0, 1, 2, 3, 4, 7, 8};
+  std::vector<int64_t> orders[kRows];
+  for (const int64_t row : kRanked) orders[row] = order_of(logits, row * stride, size);
   for (const int64_t num_top : {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{100}}) {
     if (num_top > size) continue;
     Array<int64_t> token_ids(kRows), ranks(kRows), top_ids(kRows * num_top);
@@ -274,11 +283,9 @@ void test_ranks(const Tensor& logits, int64_t size, int64_t stride) {
     for (int64_t row = 0; row < kRows; ++row) token_ids[row] = row * 7 % size;
     run("rank_tokens", pagewick::RankArgs{logits.floats(), token_ids.data(), ranks.data(), top_ids.data(),
                                           static_cast<float*>(top.data()), kRows, size, stride, num_top});
-    for (const int64_t row : {0, 1, 2, 3, 4, 7, 8}) {
+    for (const int64_t row : kRanked) {
       const auto at = [&](int64_t i) { return logits[row * stride + i]; };
-      std::vector<int64_t> order;
-      for (int64_t i = 0; i < size; ++i) order.push_back(i);
-      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return at(a) > at(b); });
+      const std::vector<int64_t>& order = orders[row];
       int64_t rank = 1;
       for (int64_t i = 0; i < size; ++i) rank += at(i) > at(token_ids[row]);
       require(ranks[row] == rank, "the rank of a token");
