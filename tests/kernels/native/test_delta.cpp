@@ -41,6 +41,8 @@ Inputs make_inputs(const Case& c) {
     const auto block = static_cast<int32_t>(num_blocks - 1 - 2 * seq);
     tables.push_back(c.earlier[seq] > 0 ? block : -1);
     tables.push_back(c.in_place ? block : block - 1);
+    // The last tokens of long sequences change no state.
+    tables.push_back(c.q_lens[seq] > 4 ? c.q_lens[seq] - 3 : 0);
     lens.push_back(c.earlier[seq] + c.q_lens[seq]);
     starts.push_back(starts.back() + c.q_lens[seq]);
   }
@@ -70,7 +72,7 @@ pagewick::DeltaArgs arguments(const Case& c, const Inputs& in, const Tensor& sta
   args.states = static_cast<float*>(states.data()), args.out = out.data();
   args.block_tables = in.block_tables.data(), args.context_lens = in.context_lens.data();
   args.cu_seqlens_q = in.cu_seqlens_q.data(), args.num_tokens = in.num_tokens, args.num_seqs = in.num_seqs;
-  args.num_blocks = in.num_blocks, args.block_floats = c.block_floats(), args.block_table_stride = 2;
+  args.num_blocks = in.num_blocks, args.block_floats = c.block_floats(), args.block_table_stride = 3;
   args.num_key_heads = c.key_heads, args.num_value_heads = c.value_heads, args.key_dim = c.key_dim;
   args.value_dim = c.value_dim, args.conv_width = c.width, args.qkv_stride = c.channels() + 3;
   args.gate_stride = c.columns() + 1, args.beta_stride = c.value_heads + 2, args.decay_stride = c.decays();
@@ -130,9 +132,10 @@ void check_head(const Case& c, const Inputs& in, int64_t token, int64_t head, co
 // Checks the outputs of a sequence, and its block.
 void check_sequence(const Case& c, const Inputs& in, int64_t seq, const Tensor& out, const Tensor& states) {
   const int64_t first = in.cu_seqlens_q[seq], count = in.cu_seqlens_q[seq + 1] - first, channels = c.channels();
-  std::vector<double> inputs((c.width - 1) * channels), s(c.columns() * c.key_dim), x(channels);
+  const int64_t stored = in.block_tables[3 * seq + 2] > 0 ? in.block_tables[3 * seq + 2] : count;
+  std::vector<double> inputs((c.width - 1) * channels), s(c.columns() * c.key_dim), x(channels), left;
   if (c.earlier[seq] > 0) {
-    const int64_t source = in.block_tables[2 * seq] * c.block_floats();
+    const int64_t source = in.block_tables[3 * seq] * c.block_floats();
     for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = in.states[source + static_cast<int64_t>(i)];
     for (size_t i = 0; i < s.size(); ++i) s[i] = in.states[source + static_cast<int64_t>(inputs.size() + i)];
   }
@@ -148,12 +151,14 @@ void check_sequence(const Case& c, const Inputs& in, int64_t seq, const Tensor& 
       set_length(&x[head * c.key_dim], c.key_dim, head < c.key_heads ? 1.0 / std::sqrt(c.key_dim) : 1.0);
     for (int64_t head = 0; head < c.value_heads; ++head)
       check_head(c, in, first + n, head, x.data(), &s[head * c.key_dim * c.value_dim], out);
+    if (n + 1 == stored) left = s;
   }
-  const int64_t target = in.block_tables[2 * seq + 1] * c.block_floats(), num_kept = (c.width - 1) * channels;
+  const int64_t target = in.block_tables[3 * seq + 1] * c.block_floats(), num_kept = (c.width - 1) * channels;
   for (int64_t i = 0; i < num_kept; ++i)
-    require_near(states, target + i, inputs[count * channels + i], 0.0, "an input that is kept");
-  for (size_t i = 0; i < s.size(); ++i)
-    require_near(states, target + num_kept + static_cast<int64_t>(i), s[i], 1e-5 + 1e-5 * std::abs(s[i]), "a state");
+    require_near(states, target + i, inputs[stored * channels + i], 0.0, "an input that is kept");
+  for (size_t i = 0; i < left.size(); ++i)
+    require_near(states, target + num_kept + static_cast<int64_t>(i), left[i], 1e-5 + 1e-5 * std::abs(left[i]),
+                 "a state");
 }
 
 void test_case(const Case& c) {
@@ -171,7 +176,7 @@ void test_case(const Case& c) {
   std::vector<bool> is_target(in.num_blocks);
   for (int64_t seq = 0; seq < in.num_seqs; ++seq) {
     check_sequence(c, in, seq, found[0], found[1]);
-    is_target[in.block_tables[2 * seq + 1]] = true;
+    is_target[in.block_tables[3 * seq + 1]] = true;
   }
   for (int64_t i = 0; i < in.states.size(); ++i)
     if (!is_target[i / c.block_floats()]) require(found[1].bits(i) == in.states.bits(i), "another block");
@@ -187,15 +192,17 @@ void test_refusals() {
     args.block_tables = tables.data(), args.context_lens = lens.data(), args.cu_seqlens_q = starts.data();
     return status_of("gated_delta_net", args);
   };
-  require(status({2, 1}, {3}, {1, 2}) == pagewick::kBadLengths, "a start after the first token");
-  require(status({2, 1}, {3}, {0, 1}) == pagewick::kBadLengths, "an end before the last token");
-  require(status({2, 1}, {1}, {0, 2}) == pagewick::kBadLengths, "a short context");
+  require(status({2, 1, 0}, {3}, {1, 2}) == pagewick::kBadLengths, "a start after the first token");
+  require(status({2, 1, 0}, {3}, {0, 1}) == pagewick::kBadLengths, "an end before the last token");
+  require(status({2, 1, 0}, {1}, {0, 2}) == pagewick::kBadLengths, "a short context");
+  for (const int32_t bad : {-1, 3})
+    require(status({2, 1, bad}, {3}, {0, 2}) == pagewick::kBadLengths, "a state behind other tokens");
   for (const int32_t bad : {-1, 3}) {
-    require(status({bad, 1}, {3}, {0, 2}) == pagewick::kBadBlockId, "a source that is not there");
-    require(status({2, bad}, {3}, {0, 2}) == pagewick::kBadBlockId, "a target that is not there");
+    require(status({bad, 1, 0}, {3}, {0, 2}) == pagewick::kBadBlockId, "a source that is not there");
+    require(status({2, bad, 0}, {3}, {0, 2}) == pagewick::kBadBlockId, "a target that is not there");
   }
   require(states == in.states, "nothing is written");
-  require(status({-1, 1}, {2}, {0, 2}) == pagewick::kOk, "a source that is not read");
+  require(status({-1, 1, 0}, {2}, {0, 2}) == pagewick::kOk, "a source that is not read");
 }
 
 }  // namespace

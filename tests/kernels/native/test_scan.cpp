@@ -20,6 +20,12 @@ struct Sequences {
 struct Batch {
   Array<int32_t> block_tables, context_lens, cu_seqlens_q;
   int64_t num_tokens, num_seqs, num_blocks;
+
+  // The number of new tokens whose state is stored.
+  int64_t num_stored(int64_t seq) const {
+    const int32_t count = block_tables[3 * seq + 2];
+    return count > 0 ? count : cu_seqlens_q[seq + 1] - cu_seqlens_q[seq];
+  }
 };
 
 Batch make_batch(const Sequences& c) {
@@ -29,6 +35,8 @@ Batch make_batch(const Sequences& c) {
     const auto block = static_cast<int32_t>(num_blocks - 1 - 2 * seq);
     tables.push_back(c.earlier[seq] > 0 ? block : -1);
     tables.push_back(c.in_place ? block : block - 1);
+    // The last tokens of long sequences change no state.
+    tables.push_back(c.q_lens[seq] > 4 ? c.q_lens[seq] - 3 : 0);
     lens.push_back(c.earlier[seq] + c.q_lens[seq]);
     starts.push_back(starts.back() + c.q_lens[seq]);
   }
@@ -40,7 +48,7 @@ void set_batch(Args& args, const Batch& batch, const Tensor& states) {
   args.states = static_cast<float*>(states.data()), args.block_tables = batch.block_tables.data();
   args.context_lens = batch.context_lens.data(), args.cu_seqlens_q = batch.cu_seqlens_q.data();
   args.num_tokens = batch.num_tokens, args.num_seqs = batch.num_seqs, args.num_blocks = batch.num_blocks;
-  args.block_floats = states.size() / batch.num_blocks, args.block_table_stride = 2;
+  args.block_floats = states.size() / batch.num_blocks, args.block_table_stride = 3;
 }
 
 Tensor rows_of(DType dtype, int64_t num_rows, int64_t size, int64_t stride) {
@@ -74,7 +82,7 @@ Outputs run_on_all_threads(const char* name, const Args& args, const Batch& batc
 std::vector<double> numbers_before(const Batch& batch, int64_t seq, const Tensor& states, int64_t first,
                                    int64_t count) {
   std::vector<double> numbers(count);
-  const int32_t block = batch.block_tables[2 * seq];
+  const int32_t block = batch.block_tables[3 * seq];
   for (int64_t i = 0; i < count && block >= 0; ++i)
     numbers[i] = states[block * (states.size() / batch.num_blocks) + first + i];
   return numbers;
@@ -83,14 +91,14 @@ std::vector<double> numbers_before(const Batch& batch, int64_t seq, const Tensor
 // Checks the numbers of a sequence's target, from `first` on.
 void check_target(const Batch& batch, int64_t seq, const Tensor& states, int64_t first, const double* numbers,
                   int64_t count, double error) {
-  const int64_t block = batch.block_tables[2 * seq + 1] * (states.size() / batch.num_blocks);
+  const int64_t block = batch.block_tables[3 * seq + 1] * (states.size() / batch.num_blocks);
   for (int64_t i = 0; i < count; ++i)
     require_near(states, block + first + i, numbers[i], error + error * std::abs(numbers[i]), "a state");
 }
 
 void check_other_blocks(const Batch& batch, const Tensor& before, const Tensor& after) {
   std::vector<bool> is_target(batch.num_blocks);
-  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) is_target[batch.block_tables[2 * seq + 1]] = true;
+  for (int64_t seq = 0; seq < batch.num_seqs; ++seq) is_target[batch.block_tables[3 * seq + 1]] = true;
   for (int64_t i = 0; i < before.size(); ++i)
     if (!is_target[i / (before.size() / batch.num_blocks)])
       require(after.bits(i) == before.bits(i), "another block");
@@ -179,7 +187,7 @@ void check_sequence(const ScanCase& c, const ScanInputs& in, const Batch& batch,
   const int64_t first = batch.cu_seqlens_q[seq], count = batch.cu_seqlens_q[seq + 1] - first, channels = c.channels();
   std::vector<double> inputs = numbers_before(batch, seq, in.states, 0, c.kept());
   std::vector<double> s = numbers_before(batch, seq, in.states, c.kept(), c.columns() * c.state_dim);
-  std::vector<double> x(channels), read(c.columns());
+  std::vector<double> x(channels), read(c.columns()), left;
   for (int64_t n = 0; n < count; ++n) {
     for (int64_t i = 0; i < channels; ++i) inputs.push_back(in.xbc[(first + n) * (channels + 3) + i]);
     for (int64_t i = 0; i < channels; ++i) {
@@ -191,9 +199,10 @@ void check_sequence(const ScanCase& c, const ScanInputs& in, const Batch& batch,
     for (int64_t head = 0; head < c.heads; ++head)
       advance_head(c, in, first + n, head, x.data(), &s[head * c.state_dim * c.head_dim], &read[head * c.head_dim]);
     check_output(c, in, first + n, read, found[0]);
+    if (n + 1 == batch.num_stored(seq)) left = s;
   }
-  check_target(batch, seq, found[1], 0, inputs.data() + count * channels, c.kept(), 0.0);
-  check_target(batch, seq, found[1], c.kept(), s.data(), static_cast<int64_t>(s.size()), 1e-5);
+  check_target(batch, seq, found[1], 0, inputs.data() + batch.num_stored(seq) * channels, c.kept(), 0.0);
+  check_target(batch, seq, found[1], c.kept(), left.data(), static_cast<int64_t>(left.size()), 1e-5);
 }
 
 void test_scan_case(const ScanCase& c) {
@@ -244,7 +253,7 @@ void test_convolution_case(const ConvolutionCase& c) {
         require_near(found[0], (first + n) * size + i, expected, 2e-5 + 1e-5 * std::abs(sum), "output");
       }
     }
-    check_target(batch, seq, found[1], 0, products.data() + count * size, kept, 1e-6);
+    check_target(batch, seq, found[1], 0, products.data() + batch.num_stored(seq) * size, kept, 1e-6);
   }
   check_other_blocks(batch, states, found[1]);
 }
@@ -274,7 +283,8 @@ void test_channel_case(const ChannelCase& c) {
   const Outputs found = run_on_all_threads("channel_scan", args, batch, states, c.dtype, tokens * size);
   for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
     std::vector<double> s = numbers_before(batch, seq, states, c.offset, dim * size);
-    for (int64_t t = batch.cu_seqlens_q[seq]; t < batch.cu_seqlens_q[seq + 1]; ++t)
+    std::vector<double> left;
+    for (int64_t t = batch.cu_seqlens_q[seq]; t < batch.cu_seqlens_q[seq + 1]; ++t) {
       for (int64_t i = 0; i < size; ++i) {
         const double value = x[t * (size + 1) + i];
         const double raw = static_cast<double>(dt[t * (size + 3) + i]) + static_cast<double>(dt_bias[i]);
@@ -289,7 +299,9 @@ void test_channel_case(const ChannelCase& c) {
         const double activated = silu(gate[t * (size + 2) + i]);
         require_near(found[0], t * size + i, read * activated, 2e-5 + 2e-5 * parts * std::abs(activated), "output");
       }
-    check_target(batch, seq, found[1], c.offset, s.data(), dim * size, 2e-5);
+      if (t + 1 == batch.cu_seqlens_q[seq] + batch.num_stored(seq)) left = s;
+    }
+    check_target(batch, seq, found[1], c.offset, left.data(), dim * size, 2e-5);
   }
 }
 
@@ -300,19 +312,21 @@ void test_refusals(const char* name, const Args& args, const Tensor& states, con
   const auto status = [&](const Array<int32_t>& tables, const Array<int32_t>& lens, const Array<int32_t>& starts) {
     Args own = args;
     own.states = static_cast<float*>(states.data()), own.out = out.data(), own.num_tokens = 2, own.num_seqs = 1;
-    own.num_blocks = 3, own.block_floats = states.size() / 3, own.block_table_stride = 2;
+    own.num_blocks = 3, own.block_floats = states.size() / 3, own.block_table_stride = 3;
     own.block_tables = tables.data(), own.context_lens = lens.data(), own.cu_seqlens_q = starts.data();
     return status_of(name, own);
   };
-  require(status({2, 1}, {3}, {1, 2}) == pagewick::kBadLengths, "a start after the first token");
-  require(status({2, 1}, {3}, {0, 1}) == pagewick::kBadLengths, "an end before the last token");
-  require(status({2, 1}, {1}, {0, 2}) == pagewick::kBadLengths, "a short context");
+  require(status({2, 1, 0}, {3}, {1, 2}) == pagewick::kBadLengths, "a start after the first token");
+  require(status({2, 1, 0}, {3}, {0, 1}) == pagewick::kBadLengths, "an end before the last token");
+  require(status({2, 1, 0}, {1}, {0, 2}) == pagewick::kBadLengths, "a short context");
+  for (const int32_t bad : {-1, 3})
+    require(status({2, 1, bad}, {3}, {0, 2}) == pagewick::kBadLengths, "a state behind other tokens");
   for (const int32_t bad : {-1, 3}) {
-    require(status({bad, 1}, {3}, {0, 2}) == pagewick::kBadBlockId, "a source that is not there");
-    require(status({2, bad}, {3}, {0, 2}) == pagewick::kBadBlockId, "a target that is not there");
+    require(status({bad, 1, 0}, {3}, {0, 2}) == pagewick::kBadBlockId, "a source that is not there");
+    require(status({2, bad, 0}, {3}, {0, 2}) == pagewick::kBadBlockId, "a target that is not there");
   }
   require(states == before, "nothing is written");
-  require(status({-1, 1}, {2}, {0, 2}) == pagewick::kOk, "a source that is not read");
+  require(status({-1, 1, 0}, {2}, {0, 2}) == pagewick::kOk, "a source that is not read");
 }
 
 }  // namespace
