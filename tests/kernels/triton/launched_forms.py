@@ -212,7 +212,7 @@ def _advance(num_tokens: int) -> None:
         qkv, gate, beta, decay = torch.zeros(num_tokens, sum(sizes), dtype=_BF16).split(sizes, dim=1)
         for each in (1, num_tokens):
             delta.gated_delta_net(
-                qkv, gate, beta, decay, states, _metadata([*range(0, num_tokens, each), num_tokens], 2), options
+                qkv, gate, beta, decay, states, _metadata([*range(0, num_tokens, each), num_tokens], 3), options
             )
 
 
@@ -226,7 +226,7 @@ def _scan(num_tokens: int) -> None:
     gate, xbc, dt = zeros(num_tokens, size + channels + 48, dtype=_BF16).split((size, channels, 48), dim=1)
     bcx, weights = zeros(num_tokens, 3 * 2048, dtype=_BF16), ops.ConvolutionOptions(zeros(2048, 3))
     for each in (1, num_tokens):
-        batch = _metadata([*range(0, num_tokens, each), num_tokens], 2)
+        batch = _metadata([*range(0, num_tokens, each), num_tokens], 3)
         scan.selective_scan(xbc, gate, dt, states, batch, options)
         short_convolution.short_convolution(bcx, states, batch, weights)
     x, gate, dt = (zeros(num_tokens, 2 * 8192, dtype=_BF16).chunk(2, dim=1)[1] for _ in range(3))
@@ -234,7 +234,7 @@ def _scan(num_tokens: int) -> None:
     of_channels = ops.ChannelScanOptions(zeros(16, 8192), zeros(8192), zeros(8192), 3 * 8192)
     states = zeros(3, 4 * (3 + 16) * 8192, dtype=torch.uint8)
     for each in (1, num_tokens):
-        batch = _metadata([*range(0, num_tokens, each), num_tokens], 2)
+        batch = _metadata([*range(0, num_tokens, each), num_tokens], 3)
         channel_scan.channel_scan(x, gate, dt, keys, queries, states, batch, of_channels)
 
 
