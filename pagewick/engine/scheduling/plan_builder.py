@@ -77,8 +77,10 @@ class PlanBuilder:
         assert seq.slot is not None
         start = seq.num_scheduled_tokens
         end = start + num_tokens
-        is_sampled = num_tokens == seq.num_unscheduled_tokens and not seq.is_prompt_only
-        is_last_sampled = num_tokens == 1 and (seq.has_sampled or seq.num_unknown_tokens > 0)
+        has_all = num_tokens == seq.num_unscheduled_tokens
+        is_sampled = has_all and not seq.is_prompt_only
+        # Where layers keep states, a sequence may also miss accepted draft tokens ahead of the one sampled last.
+        is_last_sampled = num_tokens == 1 and has_all and (seq.has_sampled or seq.num_unknown_tokens > 0)
         if is_last_sampled and is_sampled and seq.is_plain:
             if any(new_block_ids):
                 self._stream_blocks[seq] = new_block_ids

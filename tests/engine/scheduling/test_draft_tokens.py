@@ -10,7 +10,7 @@ from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.scheduling.draft_tokens import Speculation
 from pagewick.engine.scheduling.plan_builder import PlanBuilder
 from pagewick.engine.sequence import Sequence as TokenSequence
-from tests.engine.requests import full_spec, sequence
+from tests.engine.requests import Simulation, full_spec, oracle, recurrent_spec, sequence
 
 NUM_FORCED = 100
 
@@ -69,3 +69,18 @@ def test_a_step_has_no_more_rows_of_logits_than_it_has_memory_for(
     sequences = [started(speculation, plan, blocks, slot) for slot in range(3)]
     speculation.extend(plan, blocks)
     assert [plan.work[seq].num_draft_tokens for seq in sequences] == expected
+
+
+def test_accepted_tokens_that_are_computed_again_one_at_a_time() -> None:
+    """Sequences that came in a step ahead leave only one token of the budget; the runner checks which one it gets."""
+    speculation = oracle(1.0, num_tokens=3)
+    simulation = Simulation([full_spec(2), recurrent_spec(8)], (80, 40), budget=3, speculation=speculation, depth=2)
+    simulation.add([1, 2, 3], max_tokens=30, priority=1)
+    num_cut = 0
+    for number in range(7):
+        for _ in range(1 + number % 3):
+            simulation.step()
+            num_cut += any(not work.is_sampled and work.num_tokens == 1 for work in simulation.plan.work)
+        simulation.add([4 + number], max_tokens=6, mirostat=2, temperature=0.5)
+    simulation.run()
+    assert num_cut > 0
