@@ -185,13 +185,13 @@ class Slots:
         )
 
     def num_covered(self, slot: int) -> int:
-        """Return for how many tokens of the slot's sequence there are blocks."""
+        """Return for how many tokens of the slot's sequence there are blocks, at most the longest context."""
         covered = [
             int(lens[slot]) * spec.block_size
             for lens, spec in zip(self._table_lens, self._specs, strict=True)
             if not spec.has_snapshots
         ]
-        return min(covered, default=0)
+        return min(self._max_model_len, *covered) if covered else 0
 
     def single_tokens(self, slots: Sequence[int], places: Sequence[int], token_ids: Sequence[int]) -> HostBatch:
         """Build a batch of one token of each of these slots, at this place of its sequence; nothing is remembered."""

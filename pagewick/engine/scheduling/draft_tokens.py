@@ -54,8 +54,10 @@ class Speculation:
             if self.uses_draft_model:
                 work.num_wanted_drafts = min(max(0, limit - 1), seq.drafting.control.num_wanted())
             num_tokens = seq.num_tokens + len(draft_token_ids)
-            # A layer of the model makes all predictions but the first at places behind the step's tokens.
-            num_ahead = max(0, work.num_wanted_drafts - 1) if self.uses_mtp else 0
+            # A layer of the model makes all predictions but the first at places behind the step's tokens, though not
+            # behind the sequence's longest length, for which there need not be room in block tables.
+            most_ahead = min(work.num_wanted_drafts - 1, seq.max_num_tokens - num_tokens)
+            num_ahead = max(0, most_ahead) if self.uses_mtp else 0
             if not draft_token_ids and not num_ahead:
                 continue
             new_block_ids = blocks.allocate(seq, num_tokens + num_ahead, for_drafts=True)

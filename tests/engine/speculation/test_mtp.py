@@ -134,6 +134,30 @@ def compare(oracle: Predicting, token_ids: list[int], proposed: list[tuple[int, 
             assert logits.max() - logits.median() > 100 * TOLERANCE
 
 
+def test_draft_tokens_that_are_all_right_up_to_the_longest_context(glm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No prediction is made at places behind it."""
+    draw = MtpProposals._draw
+
+    def draw_right(self: MtpProposals, chains: Any, predicted: torch.Tensor) -> None:
+        draw(self, chains, predicted)
+        for chain in chains:
+            chain.result.draft_token_ids[-1] = ([*PROMPT, *wanted] + [0] * 20)[chain.place + 1]
+
+    engine = engine_of(glm, speculative_method="none", max_model_len=64)
+    wanted = run(engine, PROMPT, 64 - len(PROMPT))
+    engine.close()
+    monkeypatch.setattr(MtpProposals, "_draw", draw_right)
+    engine = engine_of(glm, max_model_len=64)
+    try:
+        # They end at other places within the last step.
+        for num_known in range(6):
+            prompt = [*PROMPT, *wanted[:num_known]]
+            assert run(engine, prompt, 64 - len(prompt)) == wanted[num_known:]
+        assert engine.stats().num_accepted_tokens > 60
+    finally:
+        engine.close()
+
+
 @pytest.fixture(scope="module")
 def without(glm: str) -> mixed.Answers:
     answers, _ = mixed.serve(glm)
