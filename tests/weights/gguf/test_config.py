@@ -210,6 +210,16 @@ def test_only_some_layers_of_olmo_3_are_scaled() -> None:
     assert [(rope.kind, rope.theta) for rope in ropes if rope is not None] == [("default", 5e5)] * 3 + [("yarn", 5e5)]
 
 
+def test_a_file_of_hy3_may_hold_a_layer_that_predicts_further_tokens() -> None:
+    keys = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "block_count": 3}
+    shapes = {**SHAPES, "blk.1.ffn_gate_inp.weight": (4, 64), "blk.2.ffn_gate_inp.weight": (4, 64)}
+    config = read_config(config_of({**keys, "nextn_predict_layers": 1}, "hy_v3", shapes))
+    assert config.num_layers == 2
+    name = f"model.layers.{config.num_layers}.enorm.weight"
+    assert any(re.fullmatch(pattern, name) for pattern in config.ignored_tensors)
+    assert config.mtp is not None
+
+
 def test_experts_of_hy3() -> None:
     """A file has the size of the shared ones together, and its tensors tell which layers have experts."""
     keys = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "block_count": 2}
