@@ -49,7 +49,10 @@ class Loaded:
         allocate_cache(groups, [40] * len(groups), CPU)
 
     def batch(self, token_ids: Tensor, *, num_tokens: Sequence[int] = NUM_TOKENS, **fields: Any) -> Batch:
-        tables = [np.arange(40, dtype=np.int32).reshape(2, 20) for _ in self.specs]
+        blocks = np.arange(40, dtype=np.int32).reshape(2, 20)
+        # A row of states says last after how many tokens the state is stored: after all of them.
+        states = np.array([[0, 1, 0], [20, 21, 0]], np.int32)
+        tables = [states if spec.has_snapshots else blocks for spec in self.specs]
         host = ragged_batch(
             token_ids.numpy(),
             starts=[0, 0],
