@@ -73,6 +73,17 @@ _SPECULATION = {
 }
 
 
+def _object(value: Any, what: str, example: str) -> Mapping[str, Any]:
+    """Return an object, or what its JSON says. what: the value's name for errors. Raises ConfigError."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{what} must be an object such as {example}; got {value!r}")
+    return found
+
+
 def _method(value: str) -> str:
     """vLLM also has names such as deepseek_mtp, one for each family, and llama.cpp several ways to look up n-grams."""
     if str(value).endswith(("_mtp", "-mtp")):
@@ -84,12 +95,7 @@ def _method(value: str) -> str:
 
 def _speculation(value: str) -> Any:
     """vLLM's settings of speculative decoding, as an object or its JSON."""
-    try:
-        settings = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        settings = None
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f'settings of speculation must be an object such as {{"method": "mtp"}}; got {value!r}')
+    settings = _object(value, "settings of speculation", '{"method": "mtp"}')
     if unknown := settings.keys() - _SPECULATION.keys():
         raise ConfigError(
             f"unknown setting of speculation {sorted(unknown)[0]!r}; the settings are {', '.join(_SPECULATION)}"
@@ -112,12 +118,7 @@ def unless_negative(value: int) -> int | None:
 
 def _without_images(value: str) -> Any:
     """vLLM's limits of media by kind, as an object or its JSON. A limit of 0 images leaves the vision part out."""
-    try:
-        limits = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        limits = None
-    if not isinstance(limits, Mapping):
-        raise ConfigError(f'limits of media must be an object such as {{"image": 0}}; got {value!r}')
+    limits = _object(value, "limits of media", '{"image": 0}')
     if any(limit != 0 for limit in limits.values()):
         raise ConfigError('the only limit of media is 0: {"image": 0} leaves out the part that reads images')
     return "image" in limits

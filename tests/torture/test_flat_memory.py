@@ -17,7 +17,7 @@ NUM_WARM_UP, NUM_REQUESTS, NUM_REQUESTS_DEEP = 600, 2000, 20_000
 NUM_CLIENTS = 4
 # Bytes. Allocators take memory by the megabyte and keep some of it. A leak of 2 KiB in every request exceeds this.
 MAX_GROWTH = {"HTTP": 3 * 2**20, "engine": 5 * 2**20}
-# Pools of threads, asyncio's own among them, start another one when all are busy: at most so many.
+# Upper limit of the threads that pools, asyncio's own among them, start when all of theirs are busy.
 NUM_POOLED_THREADS = 5 + min(32, (os.cpu_count() or 1) + 4)
 _TASKS = re.compile(r"(\d+) tasks")
 

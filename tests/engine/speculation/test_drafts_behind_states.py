@@ -41,7 +41,7 @@ def requests() -> list[EngineRequest]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Answers]]]:
-    """Of each kind, a checkpoint and its answers without draft tokens."""
+    """Yield a checkpoint of each kind, with its answers without draft tokens."""
     found = {}
     with row_by_row():
         for name in (*KINDS, "llama"):

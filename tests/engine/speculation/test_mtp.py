@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3-next": {"is_like_qwen": True, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
 }
 RANKS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "block_size": 8, "num_kv_blocks": 60}
-# Of logits in float32.
+# Logits in float32 may differ by this.
 TOLERANCE = 2e-4
 PROMPT = list(range(5, 42))
 

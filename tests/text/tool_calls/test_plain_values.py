@@ -59,7 +59,7 @@ def test_python_as_models_write_it(text: str, value: Any) -> None:
 
 @given(st.text(st.sampled_from("{}[](),:'\"\\ \n1a-.eTrueNone"), max_size=24))
 def test_nothing_else_is_read_than_python_reads(text: str) -> None:
-    """What comes back as a list or an object is JSON, or has the value that Python gives to its literal."""
+    """A list or an object that comes back was JSON, or has the value that Python gives to its literal."""
     found = json.loads(json_of(text, ANY))
     if isinstance(found, list | dict) and found != loaded(text):
         try:
