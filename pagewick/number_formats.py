@@ -40,7 +40,10 @@ CHECKPOINT_FORMATS = {
     **dict.fromkeys(("awq", "awq_marlin"), ("awq", "auto-round")),
     "auto_round": ("auto-round",),
     "fp8": ("fp8", "fbgemm-fp8", "modelopt", "compressed-tensors"),
-    **{name: (name.replace("_", "-"),) for name in ("compressed_tensors", "bitsandbytes", "mxfp4", "modelopt", "hqq")},
+    **{
+        name: (name.replace("_", "-"),)
+        for name in ("compressed_tensors", "bitsandbytes", "mxfp4", "modelopt", "hqq", "quark")
+    },
 }
 
 # Weights in 4 bits for Marlin's kernels, which are for CUDA: here, int4.
@@ -48,7 +51,7 @@ MARLIN = "marlin"
 
 # Other values that programs take for --quantization, and the answers to them.
 _NO_QUANTIZATION = {
-    "aqlm torchao bitblas quark experts_int8": (
+    "aqlm torchao bitblas experts_int8": (
         "such checkpoints cannot be loaded yet; give the unquantized one, with --quantization q4_k_m"
     ),
     "ggml": "files in the old ggml format are not read; llama.cpp's convert_llama_ggml_to_gguf.py converts them",

@@ -95,7 +95,7 @@ class AwqFormat(IntegerFormat):
         return PackedWeight(f"{prefix}.weight", (rows, columns), self._stored_type(columns), self, parts)
 
     def integers(self, weight: PackedWeight, get: GetTensor) -> Integers:
-        from pagewick.weights.packed.integers import unpack_words
+        from pagewick.weights.packed.integers import levels_in_rows, unpack_rows, unpack_words
 
         qweight, qzeros, scales = (weight.part(suffix, get) for suffix in SUFFIXES)
         if self.is_gemv:
@@ -106,15 +106,10 @@ class AwqFormat(IntegerFormat):
 
             return Integers(gemv_levels, scales[:, :groups], unpack_words(qzeros, 4)[:, :groups], self.group_size)
 
-        def levels(first: int, end: int) -> Tensor:
-            first_word = first // _WORD
-            rows = _unpack_rows(qweight[:, first_word : -(-end // _WORD)])
-            return rows[first - first_word * _WORD : end - first_word * _WORD]
-
-        zeros = _unpack_rows(qzeros)
+        zeros = unpack_rows(qzeros, _ROWS_IN_WORD)
         if self.has_marlin_zeros:
             zeros = zeros.reshape(-1, 64, zeros.shape[1])[:, _zero_order().argsort()].flatten(0, 1)
-        return Integers(levels, scales.t(), zeros, self.group_size)
+        return Integers(levels_in_rows(qweight, _ROWS_IN_WORD), scales.t(), zeros, self.group_size)
 
     def pack(self, linear: QuantizedLinear) -> dict[str, Tensor]:
         from pagewick.weights.packed.integers import zero_points
@@ -254,18 +249,8 @@ def _zero_order() -> Tensor:
 
 
 def _pack_rows(numbers: Tensor) -> Tensor:
-    """Do the reverse of _unpack_rows: numbers [N, n] uint8 become words [n, N / 8] int32."""
+    """Do the reverse of unpack_rows: numbers [N, n] uint8 become words [n, N / 8] int32."""
     from pagewick.weights.packed.integers import pack_words
 
     eights = numbers.t().reshape(numbers.shape[1], -1, _WORD)
     return pack_words(eights[..., list(_ROWS_IN_WORD)].flatten(1), 4)
-
-
-def _unpack_rows(words: Tensor) -> Tensor:
-    """Return the numbers of words [n, N / 8] int32 of the layout gemm by rows: [N, n] uint8."""
-    import torch
-
-    from pagewick.weights.packed.integers import unpack_words
-
-    found = torch.unflatten(unpack_words(words, 4), 1, (-1, _WORD))
-    return found[..., torch.tensor(_ROWS_IN_WORD).argsort()].flatten(1).t().contiguous()

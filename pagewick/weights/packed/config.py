@@ -23,6 +23,7 @@ from pagewick.weights.packed import (
     hqq,
     marlin,
     modelopt,
+    quark,
 )
 from pagewick.weights.packed.layout import PackedRules
 from pagewick.weights.packed.settings import Settings
@@ -44,6 +45,7 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "mxfp4": fp4.read_mxfp4_rules,
     "bitsandbytes": bitsandbytes.read_rules,
     "hqq": hqq.read_rules,
+    "quark": quark.read_rules,
 }
 # MLX's entry, beside which newer versions write the same as a quantization_config; it names no method.
 _MLX: Final = "quantization"

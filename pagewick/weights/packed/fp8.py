@@ -68,7 +68,13 @@ class Fp8Format(PackedFormat):
     def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
         found = [suffix for suffix in self.scales if suffix in parts]
         demand_parts(prefix, parts, (".weight",), self.label)
-        if len(found) != 1:
+        if not found:
+            raise ModelLoadError(
+                f"the checkpoint lacks {' or '.join(prefix + suffix for suffix in self.scales)}, one of which "
+                f"{self.label} needs\n"
+                "  quantization_config and the weights do not belong together; download or copy both again"
+            )
+        if len(found) > 1:
             raise ModelLoadError(
                 f"cannot load {prefix}.weight: it has {' and '.join(found)}, and one of them is possible\n"
                 "  download the checkpoint again"

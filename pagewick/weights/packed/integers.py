@@ -5,7 +5,7 @@ N: rows, C: columns, G: groups of a row. A number is scale * (level - zero), in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -45,6 +45,27 @@ def unpack_loose(words: Tensor, bits: int) -> Tensor:
     """Return the numbers in words [n, W] int32, none of which lies in two words: [n, 32 // bits * W] uint8."""
     shifts = torch.arange(32 // bits) * bits
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
+
+
+def unpack_rows(words: Tensor, rows_in_word: Sequence[int]) -> Tensor:
+    """Return the numbers of 4 bits in words [n, N / 8] int32, each of which holds neighbouring rows: [N, n] uint8.
+
+    rows_in_word: which of its eight rows a word holds, from the lowest bit on.
+    """
+    found = torch.unflatten(unpack_words(words, 4), 1, (-1, len(rows_in_word)))
+    return found[..., torch.tensor(rows_in_word).argsort()].flatten(1).t().contiguous()
+
+
+def levels_in_rows(words: Tensor, rows_in_word: Sequence[int]) -> Levels:
+    """Return the levels in words, which are as for unpack_rows, by rows."""
+    size = len(rows_in_word)
+
+    def levels(first: int, end: int) -> Tensor:
+        first_word = first // size
+        rows = unpack_rows(words[:, first_word : -(-end // size)], rows_in_word)
+        return rows[first - first_word * size : end - first_word * size]
+
+    return levels
 
 
 def pack_words(numbers: Tensor, bits: int) -> Tensor:

@@ -69,6 +69,14 @@ def write_packed(
     entries: entries of config.json in place of the variant's own. is_packed: chooses weights by their prefix.
     """
     save(make_model(name, {**VARIANTS[name].all_entries(), **entries}), directory)
+    meant, packed = pack(directory, quantization, write, is_packed)
+    return Written(directory, name, meant, packed)
+
+
+def pack(
+    directory: Path, quantization: Mapping[str, Any], write: Writer, is_packed: Callable[[str], object]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Pack weights of a checkpoint. Returns the numbers of all tensors, and the names of those that are packed."""
     tensors, meant, packed = load_file(directory / "model.safetensors"), {}, []
     stored = {}
     for tensor_name, tensor in tensors.items():
@@ -84,7 +92,7 @@ def write_packed(
     save_file({key: tensor.contiguous() for key, tensor in stored.items()}, directory / "model.safetensors")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": dict(quantization)}))
-    return Written(directory, name, meant, packed)
+    return meant, packed
 
 
 def write_zeros(model: Path, method: str, directory: Path) -> Path:

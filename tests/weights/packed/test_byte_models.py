@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -183,10 +184,15 @@ def changed(directory: Path, tensors: dict[str, Tensor], config: dict[str, Any],
 @pytest.mark.parametrize("case", ["fp8-blocks", "packed-int4-zeros", "nvfp4", "bnb-nf4-nested", "bnb-int8", "hqq-4-1"])
 def test_changed_checkpoints_are_errors_or_models(case: str, tmp_path: Path) -> None:
     config, write, _ = CASES[case]
+    check_changed(config, write, tmp_path, Random(case))
+
+
+def check_changed(config: Mapping[str, Any], write: byte_writers.Writer, tmp_path: Path, random: Random) -> None:
+    """Read changed copies of a checkpoint: each is an error of a few lines, or as its headers say."""
     write_packed(tmp_path, config, writer(write), entries=TINY)
     tensors = load_file(tmp_path / "model.safetensors")
     described = json.loads((tmp_path / "config.json").read_text())
-    random, num_errors = Random(case), 0
+    num_errors = 0
     for _ in range(NUM_MUTATIONS):
         changed(tmp_path, tensors, described, random)
         try:
