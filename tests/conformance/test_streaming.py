@@ -260,7 +260,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 def test_point_12_draining(own_server: Server) -> None:
     """A server that is stopping gives 503 with Retry-After and lets running requests finish."""
     made = [Caller(own_server.url, None) for _ in range(2)]
-    stream = made[0].begin(messages=QUESTION, max_tokens=150, extra_body={"ignore_eos": True})
+    stream = made[0].begin(messages=QUESTION, max_tokens=1000, extra_body={"ignore_eos": True})
     own_server.process.send_signal(signal.SIGTERM)
     until(lambda: own_server.http.get("/health").status_code == 503)
     with pytest.raises(openai.InternalServerError) as refusal:
