@@ -35,7 +35,7 @@ ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank
 # Flags that need a model.
 MODEL_ONLY = (
     *("memory", "device", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "tensor_parallel_size"),
-    *("max_num_seqs", "revision"),
+    *("max_num_seqs", "speculative_method", "num_speculative_tokens", "revision"),
 )
 # Models whose repositories have code in place of a chat template, which is not run: what to do.
 _TEMPLATES = {
@@ -47,6 +47,8 @@ _TEMPLATES = {
 EXAMPLE = "pagewick doctor Qwen/Qwen3-30B-A3B --gpus 8xH100"
 LEVEL = re.compile(r"^(?:ok|note|problem)(?= )", re.MULTILINE)
 QUANTIZATION_HELP = "Plan with weights quantized at load: q8_0, q4_k_m, ... or auto (the best that fits)."
+# A draft model needs memory of its own, which its own report counts.
+PLANNED_METHODS = ("none", "ngram", "mtp")
 TYPES = "Plan with auto (the model's), float32, bfloat16 or float16"
 
 
@@ -79,6 +81,8 @@ class Mistake(click.ClickException):
     "--num-experts-offload-per-rank", type=click.IntRange(0), help="Plan with this many experts in host memory."
 )
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Plan for this many sequences at once.  [default: 32]")
+@click.option("--speculative-method", type=click.Choice(PLANNED_METHODS), help="Plan with draft tokens from there.")
+@click.option("--num-speculative-tokens", type=click.IntRange(1), help="Plan with this many.")
 @click.option("--revision", help="Branch, tag or commit of a model on a hub.")
 @click.option("--hub", type=click.Choice(HUBS), default=HUBS[0], help="The hub that models come from.")
 def command(model: str | None, as_json: bool, online: bool, **options: Any) -> None:
@@ -131,6 +135,11 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
         None if (name := options[option]) == "auto" else aliases.get(name, name)
         for option, aliases in (("dtype", DTYPE_ALIASES), ("kv_cache_dtype", KV_CACHE_DTYPE_ALIASES))
     )
+    drafting = EngineConfig.from_options(
+        speculative_method=options["speculative_method"], num_speculative_tokens=options["num_speculative_tokens"]
+    )
+    if drafting.speculative_method == "mtp":
+        found = checkpoint.with_predicting_layer(found)
     wishes = Wishes(
         options["max_model_len"],
         dtype,
@@ -138,6 +147,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
         options["tensor_parallel_size"],
         options["max_num_seqs"],
         _largest_picture(found),
+        0 if drafting.speculative_method == "none" else drafting.most_draft_tokens,
     )
     asked = EngineConfig(model=model, quantization=options["quantization"])
     mix = asked.for_weights(found.kind, {tensor.dtype for tensor in found.tensors}).quantization
@@ -155,6 +165,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     if mix == "auto":
         found, reasons = best_at_load(found, place, wishes)
     flags += [] if found.plan is None else ["--quantization", found.plan.mix]
+    flags += _given_flags("speculative_method", "num_speculative_tokens", options=options)
     flags += ["--revision", revision] if revision is not None else []
     flags += ["--hub", hub] if hub != HUBS[0] else []
     hindering = [] if place.is_planned else hindrances(facts, found)
@@ -260,6 +271,12 @@ def image_findings(found: Checkpoint) -> list[Finding]:
     most_tokens = settings.most_tokens(lambda text: len(tokenizer.encode(text, add_special_tokens=False)))
     most = f"{most_tokens:,} at most (--max-image-pixels)"
     return [ok("images", f"large ones are cut into tiles of {settings.tile_tokens} tokens, {most}")]
+
+
+def _given_flags(*names: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the flags of options that are given, with their values."""
+    given = ((f"--{name.replace('_', '-')}", options[name]) for name in names)
+    return [word for flag, value in given if value is not None for word in (flag, str(value))]
 
 
 def first_given(*names: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -70,7 +70,9 @@ def command(
     from pagewick.cli.quantizing.hybrid import file_architecture
     from pagewick.cli.quantizing.metadata import text_config
     from pagewick.cli.quantizing.observation import Observation
+    from pagewick.cli.quantizing.text_names import text_name
     from pagewick.engine.engine import Engine
+    from pagewick.models.mtp_offers import holds_mtp
     from pagewick.models.registry import read_config
     from pagewick.text.tokenizer import Tokenizer
     from pagewick.weights.description import describe
@@ -81,11 +83,16 @@ def command(
     check_hub_flags(model)
     check_place(output, 0, is_forced=force)
     path = resolve_model(model, revision=revision, hub=hub)
-    config = read_config(text_config(describe(path).config))
+    description = describe(path)
+    config = read_config(text_config(description.config))
     file_architecture(config)  # before the model is loaded
+    has_mtp = holds_mtp(config, [text_name(tensor.name) for tensor in description.tensors])
     chunk_size = min(chunk_size, config.max_position_embeddings - 1)
     chunks = read_chunks(text, Tokenizer.from_directory(path), chunk_size)[:max_chunks]
-    options = {"max_model_len": chunk_size + 1, "max_num_batched_tokens": chunk_size, "enable_prefix_caching": False}
+    options: dict[str, Any] = {
+        "max_model_len": chunk_size + 1, "max_num_batched_tokens": chunk_size, "enable_prefix_caching": False,
+        "speculative_method": "mtp" if has_mtp else None,
+    }  # fmt: skip
     engine = Engine(EngineConfig.from_options(model=str(path), num_threads=num_threads, max_num_seqs=1, **options))
     observation = Observation(engine.model, config)
     label = f"reading {sum(map(len, chunks)):,} tokens"

@@ -16,6 +16,7 @@ from pagewick.doctor.support import Verdict, read_model, refusal
 from pagewick.errors import ModelLoadError, ModelNotFoundError, PagewickError
 from pagewick.log import printable
 from pagewick.models.config import ModelConfig
+from pagewick.models.mtp_offers import with_mtp
 from pagewick.models.tensors import model_tensors
 from pagewick.quantization.plan import QuantizationPlan, plan_quantization
 from pagewick.weights import files
@@ -57,7 +58,7 @@ class Checkpoint:
 
     where: a directory, a file or an address, for people. config: config.json, or a GGUF file's metadata in its terms.
     model_config: the model that config describes; None if Pagewick does not run such a model, and verdict says why.
-    tensors: the headers of those that are loaded; all headers if model_config is None.
+    tensors: the headers of those that are loaded; all headers if model_config is None. ignored: those of others.
     file_names: all files that lie beside the weights. is_downloaded: whether they are on this disk. is_only_described:
     there are no weights, and the tensors follow from config.json. plan: how the weights are quantized at load, if they
     are.
@@ -74,6 +75,7 @@ class Checkpoint:
     is_downloaded: bool = True
     is_only_described: bool = False
     plan: QuantizationPlan | None = None
+    ignored: tuple[TensorInfo, ...] = ()
 
     @property
     def kept_tensors(self) -> tuple[TensorInfo, ...]:
@@ -110,8 +112,28 @@ def quantized_at_load(checkpoint: Checkpoint, mix: str) -> Checkpoint:
     model = checkpoint.model_config
     if model is None or not checkpoint.verdict.runs:
         return checkpoint
-    shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, [one.name for one in checkpoint.tensors])}
-    return replace(checkpoint, plan=plan_quantization(mix, shapes, kept_blocks(checkpoint.tensors, mix), model))
+    names = [one.name for one in checkpoint.tensors]
+    shapes = {tensor.name: tensor.shape for tensor in model_tensors(replace(model, has_mtp=False), names)}
+    beside = {tensor.name: tensor.shape for tensor in model_tensors(model, names) if tensor.name not in shapes}
+    plan = plan_quantization(mix, shapes, kept_blocks(checkpoint.tensors, mix), model, beside)
+    return replace(checkpoint, plan=plan)
+
+
+def with_predicting_layer(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the layer that predicts further tokens. Raises ConfigError if there is none."""
+    model = checkpoint.model_config
+    if model is None or not checkpoint.verdict.runs:
+        return checkpoint
+    if checkpoint.is_only_described:
+        # config.json does not say whether files will have it.
+        names = [tensor.name for tensor in model_tensors(replace(model, has_mtp=True))]
+        model = with_mtp(model, names)
+        return replace(checkpoint, model_config=model, tensors=tuple(described_tensors(model, checkpoint.config)))
+    names = [tensor.name for tensor in (*checkpoint.tensors, *checkpoint.ignored)]
+    model = with_mtp(model, names)
+    wanted = {tensor.name for tensor in model_tensors(model, names)}
+    found = (tensor for tensor in checkpoint.ignored if tensor.name in wanted)
+    return replace(checkpoint, model_config=model, tensors=(*checkpoint.tensors, *found))
 
 
 def open_checkpoint(
@@ -169,11 +191,15 @@ def _with_headers(
     except PagewickError as error:
         verdict = refusal(error) if verdict.runs else verdict
     model_config = model_config and model_config.fitted([tensor.name for tensor in tensors])
-    ignored = [re.compile(pattern) for pattern in (() if model_config is None else model_config.ignored_tensors)]
-    loaded = tuple(tensor for tensor in tensors if not any(pattern.fullmatch(tensor.name) for pattern in ignored))
-    return Checkpoint(
-        model, where, config, model_config, verdict, loaded, frozenset(file_names), is_downloaded=is_downloaded
+    patterns = [re.compile(pattern) for pattern in (() if model_config is None else model_config.ignored_tensors)]
+    ignored = {tensor.name for tensor in tensors if any(pattern.fullmatch(tensor.name) for pattern in patterns)}
+    loaded, others = (
+        tuple(tensor for tensor in tensors if (tensor.name in ignored) is is_ignored) for is_ignored in (False, True)
     )
+    return Checkpoint(
+        model, where, config, model_config, verdict, loaded, frozenset(file_names), is_downloaded=is_downloaded,
+        ignored=others,
+    )  # fmt: skip
 
 
 def _of_gguf(model: str, gguf: GgufCheckpoint, *, is_downloaded: bool = True) -> Checkpoint:

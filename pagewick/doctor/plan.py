@@ -19,10 +19,6 @@ from typing import Final, Literal
 from pagewick.attention.cache_spec import (
     CACHE_DTYPES,
     CacheSpec,
-    Kept,
-    KeptHeads,
-    KeptIndexKeys,
-    KeptLatents,
     KeptState,
     can_keep,
     native_spec,
@@ -30,6 +26,7 @@ from pagewick.attention.cache_spec import (
 )
 from pagewick.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from pagewick.doctor.findings import format_memory
+from pagewick.doctor.kept import kept_by
 from pagewick.engine.step_memory import (
     CPU_BYTES,
     CPU_LOGIT_BYTES,
@@ -37,10 +34,9 @@ from pagewick.engine.step_memory import (
     activation_bytes,
     gpu_cache_bytes,
     gpu_step_bytes,
+    max_num_logits,
 )
 from pagewick.models.config import ModelConfig
-from pagewick.models.parts import AttentionConfig, LayerConfig
-from pagewick.parallel.sharding import kv_heads_of_rank
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.
 BLOCK_SIZE: Final = 32
@@ -75,7 +71,8 @@ class Device:
 class Wishes:
     """The user's decisions, and what the model's files decide; None leaves one to the planner.
 
-    max_image_pixels: those of the largest picture that the model gets at once.
+    max_image_pixels: those of the largest picture that the model gets at once. num_draft_tokens: the most of a sequence
+    in a step.
     """
 
     max_model_len: int | None = None
@@ -84,6 +81,7 @@ class Wishes:
     tensor_parallel_size: int | None = None
     max_num_seqs: int | None = None
     max_image_pixels: int | None = None
+    num_draft_tokens: int = 0
 
 
 WeightsOf = Callable[[int], int]
@@ -187,7 +185,7 @@ class LayerGroup:
 
 def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
     """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES."""
-    groups = Counter(kept for layer in model.layers for kept in _kept(layer, num_ranks))
+    groups = Counter(kept for layer in model.all_layers for kept in kept_by(layer, num_ranks))
     return [
         LayerGroup(
             state_spec(kept) if isinstance(kept, KeptState) else native_spec(kept, BLOCK_SIZE, cache_dtype), count
@@ -198,32 +196,8 @@ def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) ->
 
 def cache_dtypes(model: ModelConfig) -> list[str]:
     """Return the names in CACHE_DTYPES that the KV cache of a model may have."""
-    kept = {one for layer in model.layers for one in _kept(layer, 1) if not isinstance(one, KeptState)}
+    kept = {one for layer in model.layers for one in kept_by(layer, 1) if not isinstance(one, KeptState)}
     return [name for name in CACHE_DTYPES if all(can_keep(one, name) for one in kept)]
-
-
-def _kept(layer: LayerConfig, num_ranks: int) -> Iterator[Kept | KeptState]:
-    attention = layer.attention
-    for state in layer.states:
-        yield KeptState(state.state_bytes(num_ranks))
-    if layer.ngrams is not None:
-        yield from map(KeptState, layer.ngrams.state_sizes)
-    if layer.latent is not None:
-        indexer = layer.latent.indexer
-        if layer.lender is None:
-            yield KeptLatents(layer.latent.kv_lora_rank, layer.latent.qk_rope_head_dim, indexer is not None)
-        if indexer is not None and not indexer.is_shared:
-            yield KeptIndexKeys(indexer.head_dim)
-    if layer.rows is not None:
-        yield from layer.rows.kept()
-    if isinstance(attention, AttentionConfig) and layer.lender is None:
-        # Every rank stores as many KV heads as the first.
-        kv_heads = kv_heads_of_rank(attention.num_heads, attention.num_kv_heads, 0, num_ranks)
-        blocks, is_selective = attention.head_blocks, attention.head_blocks or attention.block_index
-        yield KeptHeads(len(kv_heads), attention.head_dim, layer.window, layer.is_chunked, is_selective is not None)
-        yield from () if blocks is None else (KeptIndexKeys(blocks.head_dim),)
-    if layer.block_index is not None:
-        yield from layer.block_index.kept()
 
 
 def tensor_parallel_sizes(model: ModelConfig, most: int, can_share: CanShare = lambda size: True) -> list[int]:
@@ -296,13 +270,16 @@ def _activations(model: ModelConfig, kind: Kind, dtype: str, wishes: Wishes) -> 
             max_num_seqs=num_sequences,
             max_image_pixels=wishes.max_image_pixels,
             dtype=dtype,
+            speculative_method="ngram" if wishes.num_draft_tokens else "none",
+            num_speculative_tokens=wishes.num_draft_tokens or None,
         )
         return gpu_step_bytes(model, StepLimits.of(config, model), wishes.tensor_parallel_size or 1)
     num_tokens, context = DEFAULT_MAX_NUM_BATCHED_TOKENS, wishes.max_model_len or model.max_position_embeddings
+    num_logits = max_num_logits(num_sequences, wishes.num_draft_tokens)
     if model.encoder is not None:
         # A step computes whole prompts, and no logits.
-        num_tokens, num_sequences = max(num_tokens, context), 0
-    return activation_bytes(model, num_tokens, num_sequences, CPU_BYTES, CPU_LOGIT_BYTES, context=context)
+        num_tokens, num_logits = max(num_tokens, context), 0
+    return activation_bytes(model, num_tokens, num_logits, CPU_BYTES, CPU_LOGIT_BYTES, context=context)
 
 
 def cache_bytes(groups: Sequence[LayerGroup], num_tokens: int) -> int:

@@ -190,7 +190,7 @@ def _step(
 
 
 def _num_all_reduces(model: ModelConfig) -> int:
-    return 2 * model.num_layers + 1
+    return 2 * len(model.all_layers) + 1
 
 
 def _read_bytes(groups: Sequence[LayerGroup], context: int) -> int:

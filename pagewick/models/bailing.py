@@ -5,6 +5,8 @@
   from hidden states by one matrix each.
 - The others have latent attention, whose heads are multiplied by the sigmoid of a gate. One matrix may make queries.
 - In the last layers, both factors of the gated products of experts are bounded, which transformers does not do.
+- A further layer of a file, with latent attention and experts, predicts later tokens, and serves --speculative-method
+  mtp.
 
 transformers writes other names of entries than published files have, and of the output projections of linear attention.
 """
@@ -14,10 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from pagewick.errors import ModelLoadError
 from pagewick.layers.state_config import DeltaConfig
 from pagewick.models import deepseek, delta_entries, reading
 from pagewick.models.config import ModelConfig
-from pagewick.models.entries import Entries
+from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.mtp_offers import nextn, offer
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig
 from pagewick.models.rope_entries import read_rope
@@ -74,13 +78,18 @@ def read_bailing_hybrid(entries: Entries) -> ModelConfig:
         LayerConfig(attention=linear if is_linear else latent, mlp=mlp, rope=None if is_linear else rope)
         for is_linear, mlp in zip(_linear_layers(entries), _mlps(entries), strict=True)
     ]
-    return reading.model_config(
+    config = reading.model_config(
         entries,
         norm=NormConfig(eps=eps),
         layers=tuple(layers),
         names=(_FILE_NAMES, _WRITTEN_NAMES),
         ignored=deepseek.later_layers(entries),
     )
+    experts = _later_experts(entries, len(layers))
+    if experts is None or not entries.count("num_nextn_predict_layers", most=MAX_LAYERS):
+        return config
+    later = LayerConfig(attention=latent, mlp=experts, rope=rope)
+    return offer(config, replace(nextn(len(layers), "final_layernorm"), own=later))
 
 
 def _linear_attention(entries: Entries, eps: float) -> DeltaConfig:
@@ -138,11 +147,7 @@ def _linear_layers(entries: Entries) -> list[bool]:
 
 
 def _mlps(entries: Entries) -> list[MlpConfig | MoeConfig]:
-    num_experts, expert_size = entries.size("num_experts", 512), entries.size("moe_intermediate_size")
-    entries.demand("moe_shared_expert_intermediate_size", expert_size, expert_size)
-    routing = deepseek.sigmoid_routing(entries, num_experts, default_scaling=2.5)
-    moe = deepseek.read_experts(entries, routing, num_experts=num_experts, default_shared=1)
-    mlps = deepseek.layers_by_kind(entries, moe, default_dense=2)
+    mlps = deepseek.layers_by_kind(entries, _experts(entries), default_dense=2)
     bounded, shared = (_activations(entries, name, mlps) for name in _BOUNDS)
     return [
         mlp if isinstance(mlp, MlpConfig) else replace(mlp, activation=activation, shared_activation=own)
@@ -150,8 +155,29 @@ def _mlps(entries: Entries) -> list[MlpConfig | MoeConfig]:
     ]
 
 
+def _experts(entries: Entries) -> MoeConfig:
+    num_experts, expert_size = entries.size("num_experts", 512), entries.size("moe_intermediate_size")
+    entries.demand("moe_shared_expert_intermediate_size", expert_size, expert_size)
+    routing = deepseek.sigmoid_routing(entries, num_experts, default_scaling=2.5)
+    return deepseek.read_experts(entries, routing, num_experts=num_experts, default_shared=1)
+
+
+def _later_experts(entries: Entries, num_layers: int) -> MoeConfig | None:
+    """Return the experts of the layer that predicts later tokens, whose bounds stand behind those of the others.
+
+    None: the bounds are not supported, which must keep nobody from using the model without this layer.
+    """
+    later = [(entries.get(name) or [])[num_layers : num_layers + 1] or [0] for name in _BOUNDS]
+    entries = entries.replaced(dict(zip(_BOUNDS, later, strict=True)))
+    try:
+        (activation,), (own,) = (bounded_activations(entries, name, 1) for name in _BOUNDS)
+    except ModelLoadError:
+        return None
+    return replace(_experts(entries), activation=activation, shared_activation=own)
+
+
 def _activations(entries: Entries, name: str, mlps: list[MlpConfig | MoeConfig]) -> list[str]:
-    """Return each layer's activation by the bounds in the file. Further entries are of layers that are not used."""
+    """Return each layer's activation by the bounds in the file. Further entries are of later layers."""
     if isinstance(bounds := entries.get(name), list):
         entries = entries.replaced({name: bounds[: len(mlps)]})
     found = list(bounded_activations(entries, name, len(mlps)))

@@ -115,6 +115,11 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def all_layers(self) -> tuple[LayerConfig, ...]:
+        """The layers, and behind them the one that predicts further tokens, if the model has it."""
+        return self.layers if self.mtp is None or not self.has_mtp else (*self.layers, self.mtp.layer(self.layers))
+
+    @property
     def position_kinds(self) -> list[tuple[RopeConfig | None, QueryScaleConfig | None]]:
         """The ways in which layers use positions, each once, in the order of the layers."""
         return list(dict.fromkeys((layer.rope, layer.query_scale) for layer in self.layers))
@@ -224,7 +229,7 @@ class ModelConfig:
         # Old checkpoints hold the frequencies of rotation, which are computed; some hold the tied head as well.
         tied = (_TIED_HEAD,) if self.tie_word_embeddings else ()
         # DecoderAttention reads the scales of keys and values, which not every KV cache needs; queries are not rounded.
-        kv_scales = r".*\.self_attn\.(((attn|[qkv]_proj)\.)?(q|k|v|kv)_scale|[kv]_proj\.output_scale)"
+        kv_scales = r".*\.self_attn\.(((attn|[qkv]_proj)\.)?(q|k|v|kv)_scale|[qkv]_proj\.output_scale)"
         return (r".*\.rotary_emb\.inv_freq", kv_scales, *self.ignored, *tied)
 
     def tied_heads(self, tensor_names: Sequence[str]) -> dict[str, str]:

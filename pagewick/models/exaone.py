@@ -4,7 +4,8 @@
 - With a sliding_window (not 4.0 1.2B), three of four layers have one, and only these are rotated.
 - EXAONE 4 and 4.5: the norms of a layer come after attention and MLP, not before them.
 - K-EXAONE: all layers but the first have experts and a shared one, which are chosen as in DeepSeek-V3.
-- EXAONE 4.5 and K-EXAONE: further tensors of a file, which predict later tokens, are not used.
+- K-EXAONE: a further layer of a file, which predicts later tokens, serves --speculative-method mtp. It has an MLP, sees
+  everything, and is not rotated. That of EXAONE 4.5 is not used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import SHARED_EXPERTS, layers_by_kind, read_experts, sigmoid_routing
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.mtp_offers import offer, qwen_mtp
 from pagewick.models.multimodal import read_text_part, text_entries
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import HeadNormConfig, LayerConfig, MlpConfig, NormConfig
@@ -64,7 +66,17 @@ def read_exaone_moe(entries: Entries) -> ModelConfig:
     num_experts = entries.size("num_experts", 64)
     routing = sigmoid_routing(entries, num_experts, default_scaling=2.5)
     moe = read_experts(entries, routing, num_experts=num_experts, default_shared=1)
-    return _read(entries, layers_by_kind(entries, moe, default_dense=1), names=_MOE_NAMES, ignored=(_LATER_TOKENS,))
+    config = _read(entries, layers_by_kind(entries, moe, default_dense=1), names=_MOE_NAMES, ignored=(_LATER_TOKENS,))
+    return _with_later_layer(entries, config)
+
+
+def _with_later_layer(entries: Entries, config: ModelConfig) -> ModelConfig:
+    """Return the config with the layer that predicts later tokens, unless it is of another kind than published ones."""
+    like = next((layer for layer in config.layers if layer.window is None), None)
+    kinds = entries.texts("mtp_layer_types") or (reading.FULL,)
+    if like is None or kinds[0] != reading.FULL or "swiglu_limits" in entries:
+        return config
+    return offer(config, qwen_mtp(own=replace(like, mlp=reading.read_mlp(entries))))
 
 
 def _read(entries: Entries, mlps: Sequence[MlpConfig | MoeConfig], **fields: Any) -> ModelConfig:

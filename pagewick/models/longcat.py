@@ -4,7 +4,8 @@
   what its MLP reads; their output is added behind the second one.
 - Some experts have no weights and return their input. Experts are chosen by softmax and a learned bias.
 - Queries are multiplied by sqrt(hidden_size / q_lora_rank), latents by sqrt(hidden_size / kv_lora_rank).
-- Files may hold parts that predict later tokens (model.mtp); these are not used.
+- A further layer of a file (model.mtp), which predicts later tokens, serves --speculative-method mtp. It has attention
+  and an MLP, and no experts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import latent_model
 from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.mtp_config import MtpConfig
+from pagewick.models.mtp_offers import offer
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import LayerConfig, MlpConfig
 
@@ -46,6 +49,12 @@ _ONLY: Final[dict[str, Any]] = {
     "norm_topk_prob": False,
 }
 
+_MTP_NAMES: Final = (
+    ("mtp.fc", "mtp.layers.0.eh_proj"), ("mtp.embedding_norm", "mtp.layers.0.enorm.m"),
+    ("mtp.hidden_norm", "mtp.layers.0.hnorm.m"), ("mtp.layer.mlp", "mtp.layers.0.transformer_layer.mlp"),
+    ("mtp.layer", "mtp.layers.0"),
+)  # fmt: skip
+
 # Each of their names is a part of an expression.
 _MAX_IDENTITIES: Final = 4096
 
@@ -69,13 +78,14 @@ def read_longcat_flash(entries: Entries) -> ModelConfig:
     )
     pair = [replace(first, attention=attention, experts=experts) for experts in (_read_experts(entries), None)]
     layers: tuple[LayerConfig, ...] = (*pair,) * num_pairs
-    return replace(
+    config = replace(
         config,
         block="shortcut",
         layers=layers,
         names=(NameMap(parts=tuple(_names(2 * num_pairs))),),
         ignored=(r"model\.mtp\..*", *_spare_experts(layers[0].experts)),
     )
+    return offer(config, MtpConfig(own=replace(pair[1], block="sequential"), names=_MTP_NAMES))
 
 
 def _read_experts(entries: Entries) -> MoeConfig:

@@ -3,7 +3,7 @@
 - Experts in all layers, the best of a softmax over all, without a shared one; layers may have an MLP in their place.
 - Queries and keys are normalised per head.
 - Layers with a window are rotated in a way of their own.
-- Further tensors of a file, which predict later tokens, are not used.
+- A further layer of a file, which predicts later tokens, serves --speculative-method mtp. It has a window and experts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Final
 from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.deepseek import layers_by_kind
-from pagewick.models.entries import Entries
+from pagewick.models.entries import MAX_LAYERS, Entries
+from pagewick.models.mtp_offers import offer, qwen_mtp
 from pagewick.models.parts import HeadNormConfig, LayerConfig, NormConfig
 
 _DEFAULTS: Final = {
@@ -24,11 +25,14 @@ _DEFAULTS: Final = {
     "sliding_window": 1024,
 }
 _LATER_TOKENS: Final = r"mtp\..*"
+# Kinds of the layer that predicts later tokens, if its entries are left out.
+_LATER_KINDS: Final = {"mtp_layer_types": reading.SLIDING, "mtp_mlp_layer_types": "sparse"}
 
 
 def read_mellum(entries: Entries) -> ModelConfig:
     # transformers writes the second name.
-    entries = entries.renamed({"num_experts": "num_local_experts"}).filled(_DEFAULTS)
+    entries = entries.renamed({"num_experts": "num_local_experts", "num_nextn_predict_layers": "num_mtp_layers"})
+    entries = entries.filled(_DEFAULTS)
     entries.demand("use_sliding_window", True, True, "layer_types says which layers have a window")
     eps, has_bias = entries.positive("rms_norm_eps", 1e-6), entries.flag("attention_bias", False)
     attention = reading.read_attention(entries, qkv_bias=has_bias, o_bias=has_bias, head_norm=HeadNormConfig(eps=eps))
@@ -50,4 +54,11 @@ def read_mellum(entries: Entries) -> ModelConfig:
         LayerConfig(attention=attention, mlp=mlp, rope=everywhere if window is None else within, window=window)
         for mlp, window in zip(mlps, windows, strict=True)
     ]
-    return reading.model_config(entries, norm=NormConfig(eps=eps), layers=tuple(layers), ignored=(_LATER_TOKENS,))
+    config = reading.model_config(entries, norm=NormConfig(eps=eps), layers=tuple(layers), ignored=(_LATER_TOKENS,))
+    if not entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS):
+        return config
+    kinds = [(entries.texts(name) or (usual,))[0] for name, usual in _LATER_KINDS.items()]
+    if kinds != list(_LATER_KINDS.values()):
+        return config
+    window = entries.size("sliding_window")
+    return offer(config, qwen_mtp(own=LayerConfig(attention=attention, mlp=moe, rope=within, window=window)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from pagewick.layers.context import LayerContext, TokenBatch
 from pagewick.layers.linear import ReplicatedLinear
+from pagewick.layers.norm import RMSNorm, normed_side_by_side
 from pagewick.layers.rotary import QueryScales, RotaryEmbedding, rotary_of
 from pagewick.models.blocks import BLOCKS, make_norm
 from pagewick.models.config import ModelConfig
@@ -22,8 +22,9 @@ class MtpPredictor(nn.Module):
     def __init__(self, context: LayerContext, config: ModelConfig, mtp: MtpConfig) -> None:
         super().__init__()
         size = config.hidden_size
-        self.embedding_norm = make_norm(context, config)
-        self.hidden_norm = make_norm(context, config)
+        assert config.norm.kind != "layer", "the models that have such a layer have RMS norms"
+        self.embedding_norm = RMSNorm(context, size, config.norm.eps, offset=config.norm.offset)
+        self.hidden_norm = RMSNorm(context, size, config.norm.eps, offset=config.norm.offset)
         self.fc = ReplicatedLinear(context, f"{PATH}.fc", 2 * size, size)
         layer = mtp.layer(config.layers)
         self.layer = BLOCKS[layer.block or config.block](context, f"{PATH}.layer", config, layer)
@@ -36,7 +37,7 @@ class MtpPredictor(nn.Module):
         embedded: the embeddings [T, hidden_size] of the tokens after those of the batch. hidden_states: of the tokens
         of the batch [T, hidden_size], behind the model's last norm, or what this returned for the tokens before them.
         """
-        both = torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden_states)], dim=-1)
+        both = normed_side_by_side((self.embedding_norm, embedded), (self.hidden_norm, hidden_states))
         positions = batch.positions[0] if len(batch.positions) == 1 else batch.positions
         rotary = self.rotary
         angles = rotary.angles(positions) if isinstance(rotary, RotaryEmbedding | QueryScales) else None

@@ -19,15 +19,17 @@ class MtpConfig:
     of the token after these two are head(y), with y = norm(layer(fc [norm_e(e), norm_h(h)])) and the model's own head.
     The prediction after that reads y in place of h, since the model has not computed that token.
 
-    like: the number of the model's layer that it is like. names: (ours, theirs), parts of the names of its tensors.
+    like: the number of the model's layer that it is like. own: the layer, if it is like none of these. names: (ours,
+    theirs), parts of the names of its tensors.
     """
 
-    like: int
+    like: int = -1
+    own: LayerConfig | None = None
     names: tuple[tuple[str, str], ...]
 
     def layer(self, layers: Sequence[LayerConfig]) -> LayerConfig:
         """Return the layer of a model with these. It has an indexer of its own, even where these share theirs."""
-        layer = layers[self.like]
+        layer = layers[self.like] if self.own is None else self.own
         if layer.latent is None or layer.latent.indexer is None:
             return layer
         indexer = replace(layer.latent.indexer, is_shared=False)

@@ -6,7 +6,8 @@
 - Experts of that kind, chosen by sigmoid and a learned bias, with a shared one (Nemotron 3). Those of the larger models
   read and write latents.
 
-Further layers of a file, which predict later tokens, are not used.
+Two further layers of a file of Nemotron 3, one with attention and one with experts, predict later tokens, and serve
+--speculative-method mtp. Their last norm is an RMSNorm, as in vLLM and TensorRT-LLM; llama.cpp also subtracts the mean.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pagewick.models import reading
 from pagewick.models.config import ModelConfig
 from pagewick.models.entries import MAX_LAYERS, Entries
 from pagewick.models.mamba_entries import read_kinds, read_mamba
+from pagewick.models.mtp_offers import mtp_in_halves, offer
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import LayerConfig, MlpConfig, NormConfig
 
@@ -58,6 +60,15 @@ _DEFAULTS: Final = {
     "intermediate_size": 21504,
 }
 _LATER_TOKENS: Final = r"mtp\..*"
+# Those that are one layer together, with attention and experts.
+_LATER_KINDS: Final = [reading.FULL, _MOE]
+
+# vLLM's entries of such layers that are narrower than the model, are rotated, predict several tokens at once, or have
+# another attention; and what the others have.
+_OTHER_LATER_LAYERS: Final = {
+    **dict.fromkeys(("mtp_bottleneck_hidden_size", "mtp_use_rope", "mtp_naive_parallel_enabled"), (None, False)),
+    "mtp_softmax_type": (None, "vanilla"),
+}
 
 
 def read_nemotron_h(entries: Entries) -> ModelConfig:
@@ -77,13 +88,26 @@ def read_nemotron_h(entries: Entries) -> ModelConfig:
         _MOE: lambda: LayerConfig(attention=None, mlp=_read_experts(entries), rope=None),
     }
     made = {kind: makers[kind]() for kind in dict.fromkeys(kinds)}
-    return reading.model_config(
+    config = reading.model_config(
         entries.replaced(dict.fromkeys(("layer_types", "layers_block_type"))),
         norm=NormConfig(eps=eps),
         layers=tuple(made[kind] for kind in kinds),
         names=_NAMES,
         ignored=(_LATER_TOKENS,),
     )
+    if not entries.count("num_nextn_predict_layers", 0, most=MAX_LAYERS) or _later_kinds(entries) != _LATER_KINDS:
+        return config
+    if any(entries.get(name) not in usual for name, usual in _OTHER_LATER_LAYERS.items()):
+        return config
+    return offer(config, mtp_in_halves(LayerConfig(attention=attention, mlp=_read_experts(entries), rope=None)))
+
+
+def _later_kinds(entries: Entries) -> Sequence[str]:
+    """Return the kinds of the layers that predict later tokens."""
+    kinds = entries.texts("mtp_layers_block_type")
+    if kinds is not None:
+        return [reading.FULL if kind == "attention" else kind for kind in kinds]
+    return [_LETTERS.get(letter, letter) for letter in entries.text("mtp_hybrid_override_pattern", "*E")]
 
 
 def _read_kinds(entries: Entries) -> Sequence[str]:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from pagewick.errors import ConfigError
@@ -123,12 +124,25 @@ class MixedModel:
     has_importance: bool = False
 
 
-def mix_types(mix: str, shapes: Mapping[str, Sequence[int]], model: MixedModel) -> dict[str, str | None]:
+def mix_types(
+    mix: str,
+    shapes: Mapping[str, Sequence[int]],
+    model: MixedModel,
+    beside: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> dict[str, str | None]:
     """Return the format of every tensor; None: it stays as it is. F16: no format has blocks that fit.
 
-    shapes: by name, as PyTorch has them, of all the model's tensors. Raises ConfigError for an unknown mix.
+    shapes: by name, as PyTorch has them, of all the model's tensors. beside: of a predicting layer's, which stands
+    behind the model's own, whatever its name. They change no format of the others, so that the model computes the same
+    with this layer and without it. Raises ConfigError for an unknown mix.
     """
-    return MixedWeights(shapes, model).types(mix)
+    found = MixedWeights(shapes, model).types(mix)
+    if beside:
+        behind = {f"layers.{model.num_layers}.{name}": name for name in beside}
+        places = {place: beside[name] for place, name in behind.items()}
+        types = MixedWeights({**shapes, **places}, model).types(mix)
+        found |= {name: types[place] for place, name in behind.items()}
+    return found
 
 
 class MixedWeights:

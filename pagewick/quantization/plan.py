@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from pagewick.errors import ConfigError
@@ -59,25 +60,30 @@ def keeps(mix: str, stored_type: str) -> bool:
 
 
 def plan_quantization(
-    mix: str, shapes: Mapping[str, Sequence[int]], in_blocks: Mapping[str, str], model: SizedModel
+    mix: str,
+    shapes: Mapping[str, Sequence[int]],
+    in_blocks: Mapping[str, str],
+    model: SizedModel,
+    beside: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> QuantizationPlan:
     """Plan to quantize a checkpoint to a mix by llama.cpp's rules.
 
     shapes: of all the model's tensors, by name. in_blocks: the format of those that the checkpoint stores in blocks.
+    beside: shapes of a predicting layer's tensors, as in mix_types.
     Raises ConfigError if some of the weights are quantized already, to formats that the mix does not keep.
     """
-    others = {name: kind for name, kind in in_blocks.items() if not keeps(mix, kind)}
-    if quantized := {others[name] for name in shapes if name in others and is_quantizable(name, shapes[name])}:
+    others, all_shapes = {name: kind for name, kind in in_blocks.items() if not keeps(mix, kind)}, {**shapes, **beside}
+    if quantized := {kind for name, kind in others.items() if is_quantizable(name, all_shapes.get(name, ()))}:
         raise ConfigError(
             f"--quantization {mix}: this checkpoint is quantized already ({', '.join(sorted(quantized))})\n"
             "  leave the flag out, or give the model's unquantized checkpoint"
         )
     facts = MixedModel(model.num_layers, model.num_heads, model.num_kv_heads, model.num_experts)
-    types = mix_types(mix, shapes, facts)
+    types = mix_types(mix, shapes, facts, beside)
     chosen = {name: kind for name, kind in types.items() if kind is not None and name not in in_blocks}
     formats = {name: kind for name, kind in chosen.items() if kind in BLOCK_FORMATS}
     width, _ = BLOCK_FORMATS[MIXES[mix]]
-    narrow = Counter(formats.get(name, "") for name in chosen if shapes[name][-1] % width)
+    narrow = Counter(formats.get(name, "") for name in chosen if all_shapes[name][-1] % width)
     return QuantizationPlan(mix, formats, dict(narrow.most_common()))
 
 

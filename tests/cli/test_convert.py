@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 
 from pagewick.calibration.quantizing import quantize_layers
 from pagewick.cli import cli
-from pagewick.config import BUILTIN_MODEL
+from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR
+from pagewick.engine.preflight import check_models
 from pagewick.llm import LLM
 from pagewick.quantization.calibrated.results import QuantizedLinear, Recipe
 from pagewick.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ from pagewick.weights.opening import open_source
 from pagewick.weights.safetensors import SafetensorsSource
 from pagewick.weights.unfinished import UnfinishedCheckpoint
 from tests.models.encoders import write_encoder
+from tests.models.predicting import Predicting
 from tests.models.word_pieces import word_pieces, write_tokenizer
 from tests.weights.modules import with_two_layers, write_files
 from tests.weights.packed.harness import SIZES, write_packed
@@ -454,6 +456,24 @@ def test_the_files_of_sentence_transformers_are_copied(place: Path) -> None:
         layers = {"2_Dense.linear.weight", "3_Dense.linear.weight", "3_Dense.linear.bias"}
         assert layers.isdisjoint(alone.names()) and layers < set(whole.names())
         assert whole.config()["embedding_pooling"] == "mean" and "embedding_pooling" not in alone.config()
+
+
+def test_a_layer_that_predicts_further_tokens_stays_as_it_is(place: Path) -> None:
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "head_dim": 32}
+    kinds = ["linear_attention", "full_attention"]
+    Predicting(
+        "qwen3-next", is_like_qwen=True, num_hidden_layers=2, layer_types=kinds, **sizes, linear_value_head_dim=16,
+        linear_num_value_heads=6,
+    ).write(place / "plain")  # fmt: skip
+    result = convert("plain", "m", "--to", "gptq", "--method", "rtn", "--group", "32")
+    assert result.exit_code == 0, result.output
+    assert "note: the layer that predicts further tokens is not quantized" in result.stderr
+    written, plain = numbers_in(place / "m"), numbers_in(place / "plain")
+    of_layer = [name for name in plain if name.startswith("mtp.")]
+    assert len(of_layer) > 30 and all(torch.equal(written[name], plain[name]) for name in of_layer)
+    left_out = rules_of(place / "m")["dynamic"]
+    assert {r"-:mtp\.fc$", r"-:mtp\.layers\.0\.self_attn\.q_proj$"} <= left_out.keys()
+    check_models(EngineConfig(model=str(place / "m"), speculative_method="mtp"))
 
 
 def test_gguf_files_are_those_of_quantize(place: Path) -> None:

@@ -19,6 +19,7 @@ from pagewick.cli import cli
 from pagewick.config import BUILTIN_MODEL, EngineConfig
 from pagewick.demo import MODEL_DIR
 from pagewick.doctor import facts
+from pagewick.engine.preflight import WeightBytes
 from pagewick.errors import ModelLoadError
 from tests.doctor.machines import CUDA_TORCH, GIB, GOOD, spoilt
 from tests.images import (
@@ -31,8 +32,10 @@ from tests.images.test_pixtral_model import write_tiny_mistral
 from tests.images.tiny_vlm import write_tiny_vlm
 from tests.models.checkpoints import VARIANTS, make_model, save, write_checkpoint
 from tests.models.encoders import write_encoder
+from tests.models.predicting import Predicting
 from tests.models.word_pieces import word_pieces, write_tokenizer
 from tests.tiny_text import byte_level_backend
+from tests.weights.gguf.test_predicting import add_tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "text/templates"
 
@@ -65,6 +68,35 @@ def test_json(machine: pytest.MonkeyPatch) -> None:
     found = json.loads(run("--json").stdout)
     assert found["ok"] is True
     assert {finding["level"] for finding in found["findings"]} == {"ok"}
+
+
+@pytest.mark.parametrize("quantization", [None, "q8_0"])
+def test_the_layer_that_predicts_tokens_counts(
+    quantization: str | None, machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = Predicting("glm-4.5")
+    made.write(tmp_path)
+    add_tokenizer(tmp_path)
+    flags = [] if quantization is None else ["--quantization", quantization]
+    plain, found = (
+        json.loads(run(str(tmp_path), "--json", *flags, *more).stdout)
+        for more in ([], ["--speculative-method", "mtp", "--num-speculative-tokens", "3"])
+    )
+    config = EngineConfig(model=str(tmp_path), quantization=quantization, speculative_method="mtp")
+    assert found["plan"]["weights"] == WeightBytes.of(config, 1).all > plain["plan"]["weights"]
+    layer = sum(one.numel() for part in (made.layer.layers, made.fc, made.norm) for one in part.state_dict().values())
+    assert found["num_parameters"] - plain["num_parameters"] == layer + 2 * made.norm.weight.numel()
+    assert found["plan"]["kv_bytes_per_token"] == plain["plan"]["kv_bytes_per_token"] * 4 / 3
+    # Six rows of hidden states, and three more rows of logits of each sequence.
+    logits = 32 * 3 * 193 * 8
+    assert found["plan"]["activations"] - plain["plan"]["activations"] == 2048 * 6 * 48 * 4 + logits
+    assert "--speculative-method mtp --num-speculative-tokens 3" in found["command"]
+    assert "--speculative" not in plain["command"]
+
+
+def test_a_model_without_a_layer_that_predicts_tokens(machine: pytest.MonkeyPatch) -> None:
+    result = run(BUILTIN_MODEL, "--speculative-method", "mtp")
+    assert result.exit_code == 1 and "has no layer that predicts further tokens" in result.output
 
 
 def test_online_is_asked_for(machine: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.doctor.rank_weights import weights_of_rank
 from pagewick.doctor.support import Verdict
 from pagewick.engine.cache.kv_cache import cache_groups
+from pagewick.models.config import ModelConfig
+from pagewick.models.mtp_offers import nextn, offer
 from tests.models.test_tensor_table import build, config_of
 from tests.models.variants import VARIANTS
 
@@ -24,7 +26,20 @@ def without_layout(spec: CacheSpec) -> CacheSpec:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_weights_and_cache(name: str) -> None:
+    check(replace(config_of(VARIANTS[name]), dtype="float32"))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm-5.2", "qwen3-next", "qwen3.5"])
+def test_a_layer_that_predicts_further_tokens(name: str) -> None:
+    """Its weights and what it keeps count, too."""
     config = replace(config_of(VARIANTS[name]), dtype="float32")
+    if config.mtp is None:
+        # transformers writes no number of them for some models.
+        config = offer(config, nextn(config.num_layers))
+    check(replace(config, has_mtp=True))
+
+
+def check(config: ModelConfig) -> None:
     checkpoint = Checkpoint("m", "m", {}, config, Verdict(True), ())
     for num_ranks in (1, 2):
         models = [build(config, rank, num_ranks) for rank in range(num_ranks)]

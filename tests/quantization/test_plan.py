@@ -48,6 +48,22 @@ def test_nothing_is_said_where_all_rows_fit() -> None:
     assert plan_quantization("q8_0", shapes, {}, Model()).describe_narrow() == ""
 
 
+@pytest.mark.parametrize("name", ["model.layers.9", "mtp.layers.0"])
+def test_a_predicting_layer_changes_no_format_of_the_others(name: str) -> None:
+    """In q4_k_m, the place of a layer among the others decides on the formats of values and outputs of its MLP."""
+    layer = {"self_attn.v_proj.weight": (256, 256), "mlp.down_proj.weight": (256, 512)}
+    shapes = {f"model.layers.{idx}.{leaf}": shape for idx in range(9) for leaf, shape in layer.items()}
+    beside = {f"{name}.{leaf}": shape for leaf, shape in layer.items()} | {f"{name}.eh_proj.weight": (256, 512)}
+    alone = plan_quantization("q4_k_m", shapes, {}, Model(num_layers=9)).formats
+    assert set(alone.values()) == {"Q4_K", "Q6_K"}
+    both = plan_quantization("q4_k_m", shapes, {}, Model(num_layers=9), beside).formats
+    assert {key: kind for key, kind in both.items() if key in shapes} == alone
+    assert both[f"{name}.eh_proj.weight"] == "Q4_K"
+    assert both[f"{name}.mlp.down_proj.weight"] == both[f"{name}.self_attn.v_proj.weight"] == "Q6_K"
+    with pytest.raises(ConfigError, match=r"quantized already \(Q8_0\)"):
+        plan_quantization("q4_k_m", shapes, {f"{name}.eh_proj.weight": "Q8_0"}, Model(), beside)
+
+
 def test_a_checkpoint_in_blocks_is_refused_but_a_vector_or_another_tensor_in_blocks_is_not() -> None:
     others = {"model.norm.weight": "Q8_0", "unused.weight": "Q8_0"}
     assert plan_quantization("q8_0", SHAPES, others, Model()).formats

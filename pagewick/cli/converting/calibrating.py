@@ -15,6 +15,7 @@ from pagewick.calibration.quantizing import quantize_layers
 from pagewick.cli.converting.repacking import entries_of
 from pagewick.errors import ConfigError
 from pagewick.models.config import ModelConfig
+from pagewick.models.mtp_offers import holds_mtp
 from pagewick.models.registry import read_config
 from pagewick.models.tensor_sizes import ModelTensor
 from pagewick.models.tensors import model_tensors
@@ -127,7 +128,8 @@ class Calibration:
                 for name, reason in json.loads(texts[kind]).items():
                     by_reason.setdefault(reason, []).append(name)
         verbs = {_UNQUANTIZED: "not quantized:", _REMARKS: "quantized"}
-        return [
+        predicting = "the layer that predicts further tokens is not quantized: it is none of those that read the text"
+        return [predicting] * holds_mtp(self._model, self.source.names()) + [
             f"{name_some(names)} {'is' if len(names) == 1 else 'are'} {verbs[kind]} {reason}"
             for kind, by_reason in found.items()
             for reason, names in by_reason.items()

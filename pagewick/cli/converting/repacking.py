@@ -189,7 +189,8 @@ def entries_of(form: IntegerFormat, matrices: Iterable[str], packed: Collection[
     matrices: the names of its tensors of two dimensions that are not packed. packed: the prefixes of those that are.
     """
     prefixes = (name.removesuffix(".weight") for name in matrices if name.endswith(".weight"))
-    found = form.entries([prefix for prefix in prefixes if layer_of(prefix) >= 0])
+    # Qwen's layer that predicts further tokens also has a matrix (mtp.fc) outside its layers.
+    found = form.entries([prefix for prefix in prefixes if layer_of(prefix) >= 0 or prefix.startswith("mtp.")])
     if any(prefix.rpartition(".")[2] == _HEAD for prefix in packed):
         if _HEAD not in found:
             raise ConfigError(f"{form.label} has no packed {_HEAD}\n  choose another format: --to")

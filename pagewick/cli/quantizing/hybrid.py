@@ -62,17 +62,17 @@ def file_architecture(model: ModelConfig) -> tuple[str, GgufArchitecture]:
 def hybrid_values(kind: str, model: ModelConfig) -> dict[str, Any]:
     """Return the key-values that differ from those of other models: lists for all layers, and sizes of states.
 
-    kind: general.architecture.
+    kind: general.architecture. model: with has_mtp if the file has the layer that predicts further tokens.
     """
     found: dict[str, Any] = {}
-    mlps = [layer.mlp for layer in model.layers]
+    mlps = [layer.mlp for layer in model.all_layers]
     if (model.architecture == _GRANITE4 and not model.mixtures) or kind == "lfm2":
         found["feed_forward_length"] = _size_of(mlps[0])
     if kind in _ALONE:
         return _of_mamba_alone(model)
     if kind not in _KINDS:
         return found
-    attentions = [layer.attention for layer in model.layers]
+    attentions = [layer.attention for layer in model.all_layers]
     found["attention.head_count_kv"] = [
         attention.num_kv_heads if isinstance(attention, AttentionConfig) else 0 for attention in attentions
     ]

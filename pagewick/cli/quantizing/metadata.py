@@ -40,7 +40,7 @@ _GATING: Final = {"softmax": 1, "sigmoid": 2}
 _POOLINGS: Final = {"mean": 1, "cls": 2, "last": 3}
 # Fields of ModelConfig that may differ between a checkpoint and its file: their meaning is the same.
 _SPELLINGS: Final = frozenset(
-    {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window"}
+    {"architecture", "dtype", "names", "ignored", "longest_context", "rope", "window", "mtp"}
     | {"is_tiled", "is_fused", "is_shared_fused"}
 )
 _TOLERANCE: Final = 1e-6  # of float32, which the file has
@@ -101,14 +101,15 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**inner, **outer, "architectures": [text_part], "tie_word_embeddings": is_tied}
 
 
-def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
+def metadata_of(config: Mapping[str, Any], *, has_mtp: bool = False) -> tuple[dict[str, Any], Factors]:
     """Return the key-values that describe a model, and the rotary factors, which are tensors.
 
-    config: from text_config. Raises ModelLoadError for an architecture that has no form in GGUF files.
+    config: from text_config. has_mtp: whether the file has a layer that predicts further tokens. Raises ModelLoadError
+    for an architecture that has no form in GGUF files.
     """
     model, entries = read_config(config), filled_config(config)
     kind, architecture = file_architecture(model)
-    found: dict[str, Any] = {"block_count": model.num_layers, "vocab_size": model.vocab_size}
+    found: dict[str, Any] = {"block_count": model.num_layers + has_mtp, "vocab_size": model.vocab_size}
     for key, entry in architecture.entries.items():
         if (value := entries.get(entry)) is not None:
             found[key] = value
@@ -133,32 +134,35 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Factors]:
         found["expert_shared_feed_forward_length"] = shared
     if architecture.has_pattern and any(slides):
         found[f"{_WINDOW}_pattern"] = slides
-    found |= _linear_attention(config, model, architecture.harmless)
+    found |= _linear_attention(config, model, architecture.harmless, has_mtp=has_mtp)
     if kind == "gemma3n":
         found |= _gemma3n(model)
     if kind == "glm-dsa":
         indexers = (layer.latent.indexer for layer in model.layers if layer.latent is not None)
-        found[INDEXERS] = [indexer is not None and not indexer.is_shared for indexer in indexers]
+        found[INDEXERS] = [indexer is not None and not indexer.is_shared for indexer in indexers] + [True] * has_mtp
     rope, factors = _gemma4(model) if kind == "gemma4" else _rope(model)
     if _WINDOW_THETA in architecture.entries:
         thetas = [layer.rope.theta for layer in model.layers if layer.window is not None and layer.rope is not None]
         found |= dict(zip([_WINDOW_THETA], thetas, strict=False))
-    found = {**found, **rope, **hybrid_values(kind, model), **values_2026(kind, model), **architecture.fixed}
+    all_layers = dataclasses.replace(model, has_mtp=has_mtp)
+    found |= {**rope, **hybrid_values(kind, all_layers), **values_2026(kind, all_layers), **architecture.fixed}
+    found |= {"nextn_predict_layers": 1} if has_mtp else {}
     if not model.mixtures:
         # A default of a family whose models may have none.
         found.pop("expert_used_count", None)
     values = {f"{kind}.{key}": value for key, value in found.items()}
-    described = {"general.architecture": kind, "general.type": "model", **values}
-    return described, padded_factors(kind, model, factors)
+    return {"general.architecture": kind, "general.type": "model", **values}, padded_factors(kind, model, factors)
 
 
-def _linear_attention(config: Mapping[str, Any], model: ModelConfig, keys: Collection[str]) -> dict[str, Any]:
+def _linear_attention(
+    config: Mapping[str, Any], model: ModelConfig, keys: Collection[str], *, has_mtp: bool
+) -> dict[str, Any]:
     """Return the size of all value heads, the layers that have a state, and the axes of images if `keys` has them."""
     if (state := state_of(model)) is None or state.has_channel_decay:
         return {}
     found: dict[str, Any] = {
         "ssm.inner_size": state.num_value_heads * state.value_dim,
-        "attention.recurrent_layers": [layer.state is not None for layer in model.layers],
+        "attention.recurrent_layers": [*(layer.state is not None for layer in model.layers), *[False] * has_mtp],
     }
     if _SECTIONS not in keys:
         return found

@@ -43,7 +43,10 @@ class Observation:
         routes = build_routes(model)
         linear = linear_layers(config)
         places = {
-            name: [gguf_name(part, architecture, linear) for part in names_in_files(text_name(name), config)]
+            name: [
+                gguf_name(part, architecture, linear, config.num_layers)
+                for part in names_in_files(text_name(name), config)
+            ]
             for name in routes
         }
         # The first tensor in a file stands for all parts of a weight.

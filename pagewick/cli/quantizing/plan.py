@@ -17,6 +17,7 @@ from pagewick.cli.quantizing.value_heads import in_order_of_files, separate_proj
 from pagewick.cli.quantizing.values_2026 import Factors
 from pagewick.errors import ConfigError, ModelLoadError
 from pagewick.models.config import ModelConfig
+from pagewick.models.mtp_offers import holds_mtp, with_mtp
 from pagewick.models.reading import borrowers_tensors
 from pagewick.models.registry import filled_config, read_config
 from pagewick.models.tensors import model_tensors
@@ -42,6 +43,8 @@ from pagewick.weights.tensor_check import check_names, spare_biases
 _NUMBERS: Final = ("F32", "F16", "BF16", "F64")
 # Keys that describe one file, and no copy of it in another type.
 _OWN_KEYS: Final = re.compile(r"general\.(file_type|quantization_version|alignment)|split\..*|quantize\.imatrix\..*")
+# Copies of the model's embedding and head in layers that predict further tokens.
+_REPEATED: Final = (".embed_tokens.weight", ".shared_head.head.weight")
 _ORIGINAL: Final = "quantize the original, with weights in bfloat16, float16 or float32"
 
 
@@ -119,15 +122,18 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     kind, architecture = file_architecture(model)
     _check_tied_heads(source, model)
     unused = borrowers_tensors([layer.lender for layer in model.layers]) if architecture.has_unused_keys else ()
-    places, skipped = _text_tensors(source, model, unused)
+    names = [text_name(name) for name in source.names()]
+    if architecture.predicting and holds_mtp(model, names):
+        model = with_mtp(model, names)
+    places, skipped, dropped = _text_tensors(source, model, unused)
     _drop_spare_biases(source, places, model)
-    values, factors = metadata_of(config)
+    values, factors = metadata_of(config, has_mtp=model.has_mtp)
     shapes = {name: source.shape(place) for name, place in places.items()}
     _check_tensors(shapes, model, unused)
     state = state_of(model)
     shapes, places = separate_projections(shapes, places, state)
     shapes, places = separate_shared_mlps(shapes, places, model)
-    stored = gguf_shapes(shapes, architecture, filled_config(config), linear_layers(model))
+    stored = gguf_shapes(shapes, architecture, filled_config(config), linear_layers(model), model.num_layers)
     # Some readers look for the rotary factors before they meet the first layer.
     stored = {name: (len(numbers),) for name, numbers in factors.items()} | stored
     values |= {"general.name": name, "general.size_label": size_label(stored)}
@@ -142,6 +148,8 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
         notes.append(f"llama.cpp does not load it: {name} lacks keys and values of layers that borrow those of others")
     if skipped:
         notes.append(f"the file holds the text part only, without {name_some(skipped[:1])} and its like")
+    if dropped:
+        notes.append(f"the file lacks {name_some(dropped[:1])} and its like, which Pagewick does not use")
 
     def weight_of(name: str) -> Tensor:
         found = source.get(places[name])
@@ -154,26 +162,32 @@ def _from_checkpoint(source: TensorSource, path: Path, name: str) -> _Planned:
     return values, stored, assembly.rows, model, notes
 
 
-def _text_tensors(source: TensorSource, model: ModelConfig, unused: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the tensors of the text part, by their names without its prefix, and those of other parts.
+def _text_tensors(
+    source: TensorSource, model: ModelConfig, unused: Sequence[str]
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """Return the tensors of the text part, by their names without its prefix, those of other parts, and dropped ones.
 
-    Those that the model ignores are left out, but for names that match a pattern in `unused`. Raises ModelLoadError for
-    tensors that hold no floating-point numbers.
+    Those that the model ignores are left out, but for names that match a pattern in `unused`; dropped ones are those of
+    them that are matrices and repeat no other tensor. Raises ModelLoadError for tensors that hold no floating-point
+    numbers.
     """
+    used = {tensor.name for tensor in model_tensors(model, [text_name(name) for name in source.names()])}
     ignored = [re.compile(pattern) for pattern in model.ignored_tensors if pattern not in unused]
     has_parts = any(TEXT_PART.match(name) for name in source.names())
     found: dict[str, str] = {}
-    skipped = []
+    skipped, dropped = [], []
     for name in source.names():
         short = text_name(name)
         is_of_vision = re.fullmatch(VISION_TENSORS, name) is not None
-        if is_of_vision or (has_parts and short == name and not name.startswith("lm_head.")):
+        if is_of_vision or (has_parts and short == name and not name.startswith(("lm_head.", "mtp."))):
             skipped.append(name)
-        elif not any(pattern.fullmatch(short) for pattern in ignored):
+        elif short in used or not any(pattern.fullmatch(short) for pattern in ignored):
             found[short] = name
+        elif name.endswith(".weight") and len(source.shape(name)) in (2, 3) and not name.endswith(_REPEATED):
+            dropped.append(name)
     if wrong := [name for name in found.values() if source.dtype(name).itemsize < 2]:
         raise ModelLoadError(f"{wrong[0]} is stored as {source.dtype(wrong[0])}, not as plain numbers\n  {_ORIGINAL}")
-    return found, skipped
+    return found, skipped, dropped
 
 
 def _check_tied_heads(source: TensorSource, model: ModelConfig) -> None:

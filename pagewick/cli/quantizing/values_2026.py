@@ -19,7 +19,10 @@ _SIGMOID: Final = 2  # expert_gating_func
 
 
 def values_2026(kind: str, model: ModelConfig) -> dict[str, Any]:
-    """Return the key-values of one of these models; none for any other. kind: general.architecture."""
+    """Return the key-values of one of these models; none for any other.
+
+    kind: general.architecture. model: with has_mtp if the file has the layer that predicts further tokens.
+    """
     values = _VALUES.get(kind)
     return {} if values is None else values(model)
 
@@ -111,7 +114,7 @@ def _shared_size(model: ModelConfig) -> dict[str, Any]:
 
 def _kinds(model: ModelConfig) -> dict[str, Any]:
     """Layers of latent attention keep one head; the others have linear attention."""
-    heads = [int(isinstance(layer.attention, MlaConfig)) for layer in model.layers]
+    heads = [int(isinstance(layer.attention, MlaConfig)) for layer in model.all_layers]
     return {"attention.head_count_kv": heads}
 
 
@@ -130,7 +133,7 @@ def _groups(model: ModelConfig) -> dict[str, Any]:
 
 def _bounds(model: ModelConfig) -> dict[str, Any]:
     """Bounds of the gated products of each layer's experts, and of its shared expert or MLP, if any has some."""
-    pairs = [_bounds_of(layer.mlp) for layer in model.layers]
+    pairs = [_bounds_of(layer.mlp) for layer in model.all_layers]
     bounds = (list(map(float, each)) for each in zip(*pairs, strict=True))
     return {key: each for key, each in zip(BOUNDS, bounds, strict=True) if any(each)}
 

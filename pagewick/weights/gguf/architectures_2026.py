@@ -74,6 +74,10 @@ ARCHITECTURES_2026: Final[Mapping[str, GgufArchitecture]] = {
             "exp_probs_b": "mlp.gate.expert_bias",
         },
         linear={"ssm_g_a": "attention.g_proj"},
+        predicting={
+            **{key: theirs for key, theirs in common.NEXTN.items() if key != "nextn.shared_head_norm"},
+            "layer_output_norm": "model.layers.{}.final_layernorm",
+        },
         decay_sign=1.0,
     ),
     "kimi-linear": GgufArchitecture(

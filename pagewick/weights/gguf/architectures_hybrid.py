@@ -144,6 +144,16 @@ BAMBA: Final = GgufArchitecture(
     is_permuted=True,
 )
 
+# Files have the layers of attention and of experts as one.
+_NEMOTRON_MTP: Final = {
+    "": "mtp.layers.1.",
+    "attn_norm": "mtp.layers.0.norm",
+    **{f"attn_{part}": f"mtp.layers.0.mixer.{part}_proj" for part in "qkv"},
+    "attn_output": "mtp.layers.0.mixer.o_proj",
+    **{f"nextn.{part}": f"mtp.layers.0.{part}" for part in ("eh_proj", "enorm", "hnorm")},
+    "post_attention_norm": "mtp.layers.1.norm",
+    "nextn.shared_head_norm": "mtp.layers.1.final_layernorm",
+}
 # general.architecture -> its meaning. `granitehybrid` without Granite's factors is BAMBA.
 ARCHITECTURES_HYBRID: Final[Mapping[str, GgufArchitecture]] = {
     "lfm2": GgufArchitecture(
@@ -315,6 +325,7 @@ ARCHITECTURES_HYBRID: Final[Mapping[str, GgufArchitecture]] = {
             "ffn_up_shexp": "mixer.shared_experts.up_proj",
             "ffn_down_shexp": "mixer.shared_experts.down_proj",
         },
+        predicting=_NEMOTRON_MTP,
         layer_prefix="backbone.layers.{}.",
         is_permuted=True,
     ),

@@ -220,6 +220,7 @@ ARCHITECTURES_OTHERS: Final[Mapping[str, GgufArchitecture]] = {
             **common.CHOSEN,
             "exp_probs_b": "mlp.e_score_correction_bias",
         },
+        predicting=common.QWEN_MTP,
         fixed={"rope.scaling.type": "none", "nextn_predict_layers": 0},
         has_pattern=True,
     ),

@@ -118,7 +118,7 @@ def hugging_face_config(metadata: Metadata, read_numbers: ReadNumbers) -> dict[s
     # GPT-2 and its successors have entries of other names.
     is_gpt2 = "n_embd" in architecture.entries.values()
     found["n_layer" if is_gpt2 else "num_hidden_layers"] = num_layers
-    if num_later and "{}" in architecture.predicting.get("", ""):
+    if num_later and architecture.predicting:
         # The model must know which layers of the file are not its own.
         found["num_nextn_predict_layers"] = num_later
     # Not every layer has all parts.

@@ -29,7 +29,8 @@ def _bailing(metadata: Metadata, found: Entries) -> dict[str, Any]:
     return {
         "n_shared_experts": _num_shared(metadata, found),
         "layer_types": _kinds(metadata, found),
-        **_bounds(metadata, found, _LING_BOUNDS),
+        # Also that of the layer that predicts further tokens.
+        **_bounds(metadata, metadata.num_layers()[0], _LING_BOUNDS),
     }
 
 
@@ -64,7 +65,7 @@ def _step35(metadata: Metadata, found: Entries) -> dict[str, Any]:
         "layer_types": kinds,
         "mlp_layer_types": _mlp_kinds(metadata, found),
         **_ropes(found, head_dim, shares),
-        **_bounds(metadata, found, ("swiglu_limits", "swiglu_limits_shared")),
+        **_bounds(metadata, found["num_hidden_layers"], ("swiglu_limits", "swiglu_limits_shared")),
     }
 
 
@@ -219,10 +220,8 @@ def _kinds(metadata: Metadata, found: Entries) -> list[str]:
     return [_FULL if count else _LINEAR for count in heads]
 
 
-def _bounds(metadata: Metadata, found: Entries, entries: tuple[str, str]) -> dict[str, Any]:
-    bounds = {
-        entry: metadata.of_layers(key, found["num_hidden_layers"]) for key, entry in zip(BOUNDS, entries, strict=True)
-    }
+def _bounds(metadata: Metadata, num_layers: int, entries: tuple[str, str]) -> dict[str, Any]:
+    bounds = {entry: metadata.of_layers(key, num_layers) for key, entry in zip(BOUNDS, entries, strict=True)}
     return {entry: values for entry, values in bounds.items() if values is not None}
 
 

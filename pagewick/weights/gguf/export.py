@@ -121,7 +121,11 @@ def types_of(name: str, shapes: Mapping[str, tuple[int, ...]], model: MixedModel
     name: one of TYPES. shapes: by the file's names.
     """
     if name in MIXES:
-        return {key: kind or "F32" for key, kind in mix_types(name, shapes, model).items()}
+        # A layer that predicts further tokens is the last block.
+        beside = {key: shape for key, shape in shapes.items() if key.startswith(f"blk.{model.num_layers}.")}
+        own = {key: shape for key, shape in shapes.items() if key not in beside}
+        types = mix_types(name, own, model, beside)
+        return {key: types[key] or "F32" for key in shapes}
     return {key: name.upper() if is_quantizable(key, shape) else "F32" for key, shape in shapes.items()}
 
 

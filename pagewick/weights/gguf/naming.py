@@ -71,12 +71,21 @@ def architecture_named(name: str) -> tuple[str, GgufArchitecture]:
     return kind, architecture
 
 
-def gguf_name(name: str, architecture: GgufArchitecture, linear: Collection[int] = ()) -> tuple[str, int | None] | None:
+def gguf_name(
+    name: str, architecture: GgufArchitecture, linear: Collection[int] = (), num_layers: int = 0
+) -> tuple[str, int | None] | None:
     """Return the name in the file, and the place in it if it is stacked: the expert, or the head. None: unknown.
 
-    linear: the layers with linear attention.
+    linear: the layers with linear attention. num_layers: of the model, behind which the layer stands that predicts
+    further tokens.
     """
+    predicting = {theirs.format(num_layers): key for key, theirs in architecture.predicting.items()}
     stem, _, leaf = name.rpartition(".")
+    if stem in predicting:
+        return f"blk.{num_layers}.{predicting[stem]}.{leaf}", None
+    if prefix := next((theirs for theirs, key in predicting.items() if not key and name.startswith(theirs)), ""):
+        name = architecture.layer_prefix.format(num_layers) + name.removeprefix(prefix)
+        stem = name.rpartition(".")[0]
     numbers, pattern = _NUMBER.findall(f"{stem}."), _NUMBER.sub("{}", f"{stem}.")[:-1]
     if pattern in architecture.whole.values():
         return f"{_key_of(architecture.whole, pattern)}.{leaf}", int(numbers[0]) if numbers else None
@@ -100,17 +109,18 @@ def gguf_shapes(
     architecture: GgufArchitecture,
     config: Mapping[str, Any],
     linear: Collection[int] = (),
+    num_layers: int = 0,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the file's tensors, in the checkpoint's order.
 
-    shapes: of the checkpoint's tensors. linear: the layers with linear attention. Raises ModelLoadError for tensors for
+    shapes: of the checkpoint's tensors. linear, num_layers: as in gguf_name. Raises ModelLoadError for tensors for
     which files have no name.
     """
     found: dict[str, tuple[int, ...]] = {}
     counts: dict[str, int] = {}
     unknown = []
     for name, shape in shapes.items():
-        place = gguf_name(name, architecture, linear)
+        place = gguf_name(name, architecture, linear, num_layers)
         if place is None:
             unknown.append(name)
             continue

@@ -194,7 +194,7 @@ class _Maker:
             return
         is_predicting = int(match["layer"]) >= self.config.get("num_hidden_layers", self.config.get("n_layer", 0))
         prefix = (names.predicting[""] if is_predicting else names.layer_prefix).format(match["layer"])
-        if stem in names.predicting:
+        if is_predicting and stem in names.predicting:
             yield self._piece(f"{names.predicting[stem].format(match['layer'])}.{leaf}", tensor, stem)
             return
         if match["expert"] is not None:

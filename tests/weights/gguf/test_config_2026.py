@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from pagewick.cli.quantizing.metadata import metadata_of
 from pagewick.errors import ModelLoadError
 from pagewick.layers.config import MlaConfig, MoeConfig
 from pagewick.layers.state_config import DeltaConfig
-from pagewick.models.parts import AttentionConfig, MlpConfig
+from pagewick.models.parts import AttentionConfig, LayerConfig, MlpConfig
 from pagewick.models.registry import read_config
 from pagewick.weights.gguf.checkpoint import open_gguf
 from pagewick.weights.gguf.source import GgufSource
@@ -97,6 +98,23 @@ def test_bounds_of_ling_3() -> None:
     # llama.cpp bounds the MLPs of such layers by it.
     found = complaint_of("bailingmoe3", {**LING, "swiglu_clamp_shexp": [7.0, 0.0, 0.0, 0.0, 0.0]})
     assert "share_expert_swiglu_limit_list is [7.0, 0.0, 0.0, 0.0]" in found
+
+
+def test_bounds_of_the_later_layer_of_ling_3() -> None:
+    """Models can be used without it if they are not supported."""
+    keys = {**LING, "swiglu_clamp_exp": [0.0, 0.0, 5.0, 4.0, 7.0], "swiglu_clamp_shexp": [0.0, 0.0, 0.0, 7.0, 3.0]}
+    assert read_config(config_of(keys, "bailingmoe3")).mtp is None
+    keys["swiglu_clamp_shexp"][4] = 4.0
+    entries = config_of(keys, "bailingmoe3")
+    mtp = read_config(entries).mtp
+    assert mtp is not None and isinstance(mtp.own, LayerConfig) and isinstance(mtp.own.mlp, MoeConfig)
+    assert (mtp.own.mlp.activation, mtp.own.mlp.shared_activation) == ("silu_within7", "silu_within4")
+    values, _ = metadata_of(entries, has_mtp=True)
+    assert values["bailingmoe3.block_count"] == 5
+    assert {key: values[f"bailingmoe3.{key}"] for key in keys if "clamp" in key} == {
+        key: bounds for key, bounds in keys.items() if "clamp" in key
+    }
+    assert len(metadata_of(entries)[0]["bailingmoe3.swiglu_clamp_exp"]) == 4
 
 
 @pytest.mark.parametrize(
