@@ -19,7 +19,16 @@ from pagewick.number_formats import (
     MARLIN,
     quantization_named,
 )
-from pagewick.option_checks import check_batch_invariance, check_choice, check_type, flag_of, named_paths, parse_bytes
+from pagewick.option_checks import (
+    check_batch_invariance,
+    check_choice,
+    check_share,
+    check_speculation,
+    check_type,
+    flag_of,
+    named_paths,
+    parse_bytes,
+)
 from pagewick.other_names import ALIASES, NO_ID_NEEDED, spare_id
 
 BUILTIN_MODEL = "pagewick-demo"
@@ -29,6 +38,8 @@ ATTENTION_PACKAGES = ("FLASH_ATTN", "FLASHINFER", "TORCH_VARLEN")
 ATTENTION_BACKENDS = ("auto", "TRITON_ATTN", "CPU_ATTN", *ATTENTION_PACKAGES)
 HUBS = ("huggingface", "modelscope")
 SPECULATIVE_METHODS = ("none", "ngram", "draft", "mtp")
+# A model's own layer was trained to predict one token (docs/decisions/0076).
+DEFAULT_DRAFT_TOKENS = {"none": 4, "ngram": 4, "draft": 4, "mtp": 2}
 # Fields in bytes.
 SIZES = (
     "kv_cache_memory",
@@ -126,7 +137,7 @@ class EngineConfig:
         None, "Source of draft tokens: none, ngram (the text), mtp (the model's own layer) or draft (a model)."
     )
     speculative_model: str | None = _option(None, "Directory or id of the draft model, for --speculative-method draft.")
-    num_speculative_tokens: int = _option(4, "Draft tokens of a sequence in each step.")
+    num_speculative_tokens: int | None = _option(None, "Draft tokens of a sequence in each step (2 with mtp, else 4).")
     ngram_prompt_lookup_min: int = _option(2, "Shortest run of tokens that ngram looks up.")
     ngram_prompt_lookup_max: int = _option(4, "Longest run of tokens that ngram looks up.")
     speculative_max_batch: int = _option(8, "Steps with more sequences than this use no draft tokens.")
@@ -161,12 +172,10 @@ class EngineConfig:
         given = [flag_of(name) for name in limits if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"give {given[0]} or {given[1]}, not both")
-        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"--gpu-memory-utilization must be above 0 and at most 1; got {self.gpu_memory_utilization}"
-            )
+        check_share("gpu_memory_utilization", self.gpu_memory_utilization)
+        if self.kv_cache_disk is not None and not self.enable_prefix_caching:
+            raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
         self._check_adapters()
-        self._check_cache_tiers()
         self._check_speculation()
 
     @property
@@ -174,6 +183,11 @@ class EngineConfig:
         """The paths of the adapters to load at the start, by name; that of requests without one has an empty name."""
         named = dict(one.split("=", 1) for one in self.lora_modules)
         return named if self.lora is None else {"": self.lora, **named}
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """The most draft tokens of a sequence in a step, if something proposes some."""
+        return self.num_speculative_tokens or DEFAULT_DRAFT_TOKENS[self.speculative_method or "none"]
 
     @property
     def num_adapters(self) -> int:
@@ -218,27 +232,12 @@ class EngineConfig:
         if self.max_loras is not None and self.max_loras < (number := len(self.adapter_paths)):
             raise ConfigError(f"--max-loras {self.max_loras} is less than the number of adapters given, {number}")
 
-    def _check_cache_tiers(self) -> None:
-        if self.kv_cache_disk is not None and not self.enable_prefix_caching:
-            raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
-
     def _check_speculation(self) -> None:
         if self.speculative_method is None:
             object.__setattr__(self, "speculative_method", "none" if self.speculative_model is None else "draft")
         check_choice("speculative_method", self.speculative_method or "", SPECULATIVE_METHODS)
-        if self.speculative_model is not None and self.speculative_method == "none":
-            raise ConfigError(
-                "--speculative-method none turns off what --speculative-model asks for: leave one of them out"
-            )
-        if self.speculative_model is not None and self.speculative_method != "draft":
-            raise ConfigError("--speculative-model is for --speculative-method draft")
-        if self.speculative_model is None and self.speculative_method == "draft":
-            raise ConfigError("--speculative-method draft needs a --speculative-model")
-        if self.ngram_prompt_lookup_min > self.ngram_prompt_lookup_max:
-            raise ConfigError(
-                f"--ngram-prompt-lookup-min {self.ngram_prompt_lookup_min} is above --ngram-prompt-lookup-max "
-                f"{self.ngram_prompt_lookup_max}"
-            )
+        lookups = self.ngram_prompt_lookup_min, self.ngram_prompt_lookup_max
+        check_speculation(self.speculative_method, self.speculative_model, *lookups)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

@@ -58,6 +58,29 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{flag_of(name)} must be one of {', '.join(allowed)}; got {value!r}")
 
 
+def check_speculation(method: str | None, model: str | None, least: int, most: int) -> None:
+    """Raise ConfigError if options of draft tokens contradict each other. least, most: --ngram-prompt-lookup-min, -max.
+
+    model: the draft model.
+    """
+    if model is not None and method == "none":
+        raise ConfigError(
+            "--speculative-method none turns off what --speculative-model asks for: leave one of them out"
+        )
+    if model is not None and method != "draft":
+        raise ConfigError("--speculative-model is for --speculative-method draft")
+    if model is None and method == "draft":
+        raise ConfigError("--speculative-method draft needs a --speculative-model")
+    if least > most:
+        raise ConfigError(f"--ngram-prompt-lookup-min {least} is above --ngram-prompt-lookup-max {most}")
+
+
+def check_share(name: str, value: float | None) -> None:
+    """Raise ConfigError unless a value is a part of something, or left open."""
+    if value is not None and not 0 < value <= 1:
+        raise ConfigError(f"{flag_of(name)} must be above 0 and at most 1; got {value}")
+
+
 def check_batch_invariance(package: str | None, *, rounds_activations: bool) -> None:
     """Raise ConfigError for an option that goes against --batch-invariant. package: of --attention-backend."""
     if package is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ WHOLE_NUMBERS = (
 )  # fmt: skip
 MAY_BE_NONE = {
     "max_model_len", "max_num_prefill_tokens", "block_size", "kv_cache_memory", "num_kv_blocks", "num_threads",
-    "max_waiting_requests", "max_waiting_tokens",
+    "max_waiting_requests", "max_waiting_tokens", "num_speculative_tokens",
 }  # fmt: skip
 
 
@@ -413,6 +413,12 @@ def test_a_disk_for_prefixes_needs_prefix_caching() -> None:
 def test_a_draft_model_sets_the_method() -> None:
     assert EngineConfig(speculative_model="small").speculative_method == "draft"
     assert EngineConfig().speculative_method == "none"
+    methods = {"ngram": 4, "draft": 4, "mtp": 2}
+    for method, number in methods.items():
+        model = "small" if method == "draft" else None
+        config = EngineConfig(speculative_method=method, speculative_model=model)
+        assert config.most_draft_tokens == number
+        assert replace(config, num_speculative_tokens=3).most_draft_tokens == 3
     with pytest.raises(ConfigError, match="--speculative-method none turns off what --speculative-model asks for"):
         EngineConfig(speculative_model="small", speculative_method="none")
     with pytest.raises(ConfigError, match="--speculative-method none"):

@@ -326,11 +326,11 @@ def _speculation(config: EngineConfig, drafter: Drafter | None) -> Speculation |
     if config.speculative_method == "none" and drafter is None:
         return None
     return Speculation(
-        num_tokens=config.num_speculative_tokens,
+        num_tokens=config.most_draft_tokens,
         uses_draft_model=uses_draft_model,
         min_ngram=config.ngram_prompt_lookup_min,
         max_ngram=config.ngram_prompt_lookup_max,
         max_batch=config.speculative_max_batch,
-        max_num_logits=max_num_logits(config.max_num_seqs, config.num_speculative_tokens),
+        max_num_logits=max_num_logits(config.max_num_seqs, config.most_draft_tokens),
         uses_mtp=uses_mtp,
     )

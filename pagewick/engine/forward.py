@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from pagewick import kernels
 from pagewick.engine.device_copies import Array
 from pagewick.engine.host_batch import Batch, HostBatch
 from pagewick.kernels.options import DrawOptions
-from pagewick.models.decoder import Decoder
+from pagewick.layers.context import LayerBatch
 
 
 class ForwardStage(IntEnum):
@@ -47,7 +48,19 @@ class ForwardOutput:
     arrays: tuple[Array, Array] | None = None
 
 
-def forward(model: Decoder, batch: Batch, stage: ForwardStage) -> tuple[Tensor, ...]:
+class StepModel(Protocol):
+    """A decoder, or a layer of one that runs by itself: makes hidden states of a batch."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return hidden states [T, hidden_size]."""
+        ...
+
+    def compute_logits(self, hidden_states: Tensor, batch: LayerBatch | None) -> Tensor:
+        """Return logits [N, vocab_size] in float32 for the rows [N, hidden_size]; see Decoder."""
+        ...
+
+
+def forward(model: StepModel, batch: Batch, stage: ForwardStage) -> tuple[Tensor, ...]:
     """Return the fields of ForwardOutput that `stage` asks for."""
     hidden_states = model(batch)
     if stage == ForwardStage.HIDDEN_STATES:
@@ -76,6 +89,6 @@ def closed(batch: HostBatch, stage: ForwardStage) -> ForwardOutput:
     raise RuntimeError("the engine is closed: no step may follow")
 
 
-def run(model: Decoder, batch: Batch, stage: ForwardStage) -> ForwardOutput:
+def run(model: StepModel, batch: Batch, stage: ForwardStage) -> ForwardOutput:
     """Run the forward pass now, without recording it."""
     return output_of(forward(model, batch, stage), batch.extras)

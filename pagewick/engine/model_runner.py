@@ -31,7 +31,7 @@ from pagewick.engine.sampling.slot_sampler import Masks, SlotSampler
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.draft_model import DraftModel
 from pagewick.engine.speculation.drafting import Drafter
-from pagewick.engine.speculation.mtp import MtpProposals
+from pagewick.engine.speculation.mtp import MtpPass, MtpProposals
 from pagewick.engine.speculation.proposals import DrafterProposals, Proposals
 from pagewick.engine.step_memory import StepLimits, gpu_graph_bytes, gpu_step_bytes
 from pagewick.engine.step_time_limits import StepTimeLimits, TimeLimit
@@ -159,16 +159,15 @@ class ModelRunner:
         )
         self._make_forward = partial(
             step_graph,
-            self.model,
-            self.groups,
-            num_blocks,
-            max_model_len,
-            self.config,
-            self.device,
-            self._collectives,
-            self._progress,
+            groups=self.groups,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            config=self.config,
+            device=self.device,
+            collectives=self._collectives,
+            progress=self._progress,
         )
-        self._forward = self._make_forward()
+        self._forward = self._make_forward(self.model)
         self._filler = batch_filler(
             self.model,
             self.model_config,
@@ -248,7 +247,7 @@ class ModelRunner:
         if (stream := stream_of(self.device)) is not None:
             stream.record_event().synchronize()
         # NCCL waits for the graphs that use it when the ranks part.
-        self._forward = closed
+        self._forward, self._proposals = closed, None
         if self.draft_model is not None:
             self.draft_model.close()
 
@@ -267,7 +266,7 @@ class ModelRunner:
         output = self._adapters.load(wanted)
         if self._adapters.used_layers != before:
             # Recorded steps leave out the products of layers that no adapter changed.
-            self._forward = self._make_forward()
+            self._forward = self._make_forward(self.model)
         return output
 
     def _move(self, plan: StepPlan) -> list[bytes]:
@@ -291,8 +290,13 @@ class ModelRunner:
         if self._drafter is None:
             if self.model.model.mtp is None:
                 return None
+            predictor = MtpPass(self.model, self.device)
             return MtpProposals(
-                self.model, self._slots, self.device, lambda number: self._expect(self._time_limits.of_tokens(number))
+                predictor,
+                self._make_forward(predictor),
+                self._slots,
+                self.device,
+                lambda number: self._expect(self._time_limits.of_tokens(number)),
             )
         expect: Callable[[], None] = self._progress.expect
         if (draft := self.draft_model) is not None:

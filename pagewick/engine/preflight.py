@@ -94,8 +94,9 @@ class FoundModel:
 
 def plan_at_load(mix: str, model: ModelConfig, names: Sequence[str], in_blocks: Mapping[str, str]) -> QuantizationPlan:
     """Call plan_quantization for a model. names: the file's tensors."""
-    shapes = {tensor.name: tensor.shape for tensor in model_tensors(model, names)}
-    return plan_quantization(mix, shapes, in_blocks, model)
+    shapes = {tensor.name: tensor.shape for tensor in model_tensors(replace(model, has_mtp=False), names)}
+    beside = {tensor.name: tensor.shape for tensor in model_tensors(model, names) if tensor.name not in shapes}
+    return plan_quantization(mix, shapes, in_blocks, model, beside)
 
 
 class FreeMemory(NamedTuple):

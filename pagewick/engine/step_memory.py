@@ -57,7 +57,8 @@ and the whole step on a GPU is
                      (kernels/reference_index.py)
     entries          engine.entry_memory; an indexer's keys are then as many as entries
     graphs           activations for 512 tokens and results of splits in a pool of the graphs' own, and 16 KiB for each
-                     of 16 kernels of a layer, and those of engine.entry_memory, in each of 64 graphs
+                     of 16 kernels of a layer, and those of engine.entry_memory, in each of 64 graphs; a predicting
+                     layer has graphs and a pool like these, and reads 512 H * e
     libraries        64 MiB of work space; with ranks, 256 MiB for NCCL's channels
     margin           an eighth of activations and attention, for gaps between blocks of memory
 """
@@ -137,7 +138,7 @@ class StepLimits:
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig) -> Self:
         """Return the limits of `model` under a config, which need not be resolved."""
-        drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
+        drafts = 0 if config.speculative_method == "none" else config.most_draft_tokens
         context, pixels = config.max_model_len or model.max_position_embeddings, 0
         if model.vision is not None:
             most = model.vision.fixed_pixels or config.max_image_pixels or model.vision.most_pixels
@@ -232,7 +233,11 @@ def gpu_graph_bytes(model: ModelConfig, limits: StepLimits, num_ranks: int = 1) 
         return 0
     activations = _gpu_activation_bytes(model, limits, min(GRAPH_TOKENS, limits.num_tokens), num_ranks)
     num_kernels = _KERNELS_PER_LAYER * model.num_layers + sum(map(further_kernels, model.layers))
-    return activations + _parts_bytes(model, limits, num_ranks) + _NODE_BYTES * num_kernels * MAX_GRAPHS
+    pool = activations + _parts_bytes(model, limits, num_ranks)
+    if model.has_mtp and model.mtp is not None:
+        num_kernels += _KERNELS_PER_LAYER + further_kernels(model.mtp.layer(model.layers))
+        pool = 2 * pool + GRAPH_TOKENS * model.hidden_size * limits.element_bytes
+    return pool + _NODE_BYTES * num_kernels * MAX_GRAPHS
 
 
 def _gpu_activation_bytes(model: ModelConfig, limits: StepLimits, num_tokens: int, num_ranks: int) -> int:

@@ -69,6 +69,18 @@ class RMSNorm(Norm):
         return kernels.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
 
 
+def normed_side_by_side(*parts: tuple[RMSNorm, Tensor]) -> Tensor:
+    """Return the rows [T, size] of each part, normalised, beside those of the others: [T, sum of sizes]."""
+    _, like = parts[0]
+    whole = kernels.empty_result((len(like), sum(rows.shape[1] for _, rows in parts)), like.dtype, like.device)
+    start = 0
+    for norm, rows in parts:
+        end = start + rows.shape[1]
+        kernels.rms_norm(rows, norm.weight, norm.eps, norm.offset, out=whole[:, start:end])
+        start = end
+    return whole
+
+
 class ScaledRMSNorm(RMSNorm):
     """An RMS norm whose results are multiplied by a constant, which becomes a part of the weight."""
 

@@ -18,6 +18,7 @@ from tests.engine.exactness import EvenTokens
 from tests.engine.serving import Answers, answers_of, assert_same, record_plans, request, running, serve
 from tests.models.checkpoints import write_checkpoint
 from tests.models.lora_adapters import adapted, write_adapters
+from tests.models.predicting import Predicting
 
 exact = pytest.mark.skipif(cpu.library() is None, reason="needs the native library: make install")
 
@@ -115,6 +116,21 @@ def test_however_they_are_served(directory: Path, alone: Answers, options: dict[
         for _ in range(2):
             assert_same(serve(engine, requests(), arrivals=[0, 1, 1, 3, 6]), alone)
     assert {start.adapter for plan in plans for start in plan.starts} == {-1, 0, 1}
+
+
+@exact
+def test_a_layer_that_predicts_tokens_has_no_adapter(tmp_path: Path) -> None:
+    """It serves all of them as it is: its draft tokens may be worse, and the tokens are the same."""
+    made = Predicting("deepseek-v3")
+    made.write(tmp_path / "model")
+    del made.whole.model.layers[-1]
+    write_adapters(made.whole, tmp_path)
+    with running(tmp_path / "model", **OPTIONS, lora_modules=modules(tmp_path)) as engine:
+        alone = serve(engine, requests())
+    with running(tmp_path / "model", **OPTIONS, lora_modules=modules(tmp_path), speculative_method="mtp") as engine:
+        assert_same(serve(engine, requests()), alone)
+        assert engine.stats().num_draft_tokens > 8
+    assert len({tuple(alone[f"r{number}", 0].token_ids) for number in range(3)}) == 3
 
 
 @exact

@@ -128,6 +128,12 @@ def test_a_layer_that_predicts_further_tokens() -> None:
     assert model.mtp is not None
     before, after = (activation_bytes(each, 100, 7, 2, 28) for each in (model, replace(model, has_mtp=True)))
     assert after - before == 100 * 6 * 4096 * 2
+    # Its graphs: a pool like that of the model's, both with these activations, what they read, and the kernels.
+    both = (gpu_graph_bytes(each, LIMITS) for each in (model, replace(model, has_mtp=True)))
+    kernels = 16 * 2**10 * 16 * 64
+    own = next(both)
+    pool = own - kernels * model.num_layers
+    assert next(both) - own == pool + kernels + (2 * 6 + 1) * 512 * 4096 * 2
 
 
 def test_an_indexer_that_no_kernel_serves() -> None:

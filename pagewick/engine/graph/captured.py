@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewick.engine.forward import ForwardOutput, ForwardStage, forward, output_of, run
+from pagewick.engine.forward import ForwardOutput, ForwardStage, StepModel, forward, output_of, run
 from pagewick.engine.graph.static_batch import PaddedSize, StaticBatch
 from pagewick.engine.host_batch import Batch, HostBatch
 from pagewick.engine.step_memory import GRAPH_TOKENS, MAX_GRAPHS
 from pagewick.engine.streams import DeviceStream, Graph
 from pagewick.errors import EngineDeadError
 from pagewick.log import get_logger
-from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
 
 logger = get_logger(__name__)
@@ -58,7 +57,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        model: Decoder,
+        model: StepModel,
         static: StaticBatch,
         device: torch.device,
         stream: DeviceStream,

@@ -9,7 +9,7 @@ import torch
 from pagewick.attention.packages import PACKAGES
 from pagewick.config import EngineConfig
 from pagewick.engine.cache.kv_cache import CacheGroup
-from pagewick.engine.forward import ForwardOutput, ForwardStage, run
+from pagewick.engine.forward import ForwardOutput, ForwardStage, StepModel, run
 from pagewick.engine.graph.captured import CapturedSteps
 from pagewick.engine.graph.recorded import StepGraph
 from pagewick.engine.graph.static_batch import StaticBatch
@@ -18,14 +18,13 @@ from pagewick.engine.progress import Progress
 from pagewick.engine.streams import stream_of
 from pagewick.kernels import recorded_steps
 from pagewick.log import get_logger
-from pagewick.models.decoder import Decoder
 from pagewick.parallel.collectives import Collectives
 
 logger = get_logger(__name__)
 
 
 def step_graph(
-    model: Decoder,
+    model: StepModel,
     groups: Sequence[CacheGroup],
     num_blocks: Sequence[int],
     max_model_len: int,

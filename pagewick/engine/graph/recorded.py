@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 from pagewick.engine.device_copies import Array
-from pagewick.engine.forward import ForwardOutput, ForwardStage, forward, output_of, run
+from pagewick.engine.forward import ForwardOutput, ForwardStage, StepModel, forward, output_of, run
 from pagewick.engine.host_batch import HostBatch
 from pagewick.engine.progress import Progress
 from pagewick.engine.sampling.columns import DRAW_DTYPES
 from pagewick.kernels import recorded_steps
 from pagewick.log import get_logger
-from pagewick.models.decoder import Decoder
 
 logger = get_logger(__name__)
 
@@ -48,7 +47,7 @@ class StepGraph:
     max_blocks: entries of a sequence's block table, per cache group.
     """
 
-    def __init__(self, model: Decoder, max_blocks: Sequence[int], progress: Progress) -> None:
+    def __init__(self, model: StepModel, max_blocks: Sequence[int], progress: Progress) -> None:
         self._model = model
         # Progress must stay alive as long as its address is used.
         self._progress = progress

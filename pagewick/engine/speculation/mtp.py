@@ -18,14 +18,16 @@ from torch import Tensor
 
 from pagewick.engine.batch import SlotResult, SlotWork, StepPlan
 from pagewick.engine.device_copies import Array, upload
-from pagewick.engine.host_batch import HostBatch
+from pagewick.engine.forward import ForwardOutput, ForwardStage
+from pagewick.engine.host_batch import Batch, HostBatch
 from pagewick.engine.sampling.columns import Draws
 from pagewick.engine.sampling.sampler import sample
 from pagewick.engine.sampling.step_results import StepResults
 from pagewick.engine.sampling.traits import SampleRow, traits_of
 from pagewick.engine.slots import Slots
 from pagewick.engine.speculation.proposals import wanting_works
-from pagewick.layers.context import BatchRows
+from pagewick.engine.step_memory import GRAPH_TOKENS
+from pagewick.layers.context import BatchRows, LayerBatch
 from pagewick.models.decoder import Decoder
 
 
@@ -50,14 +52,56 @@ class _Chain:
         return not self.is_broken and len(self.result.draft_token_ids) < self.work.num_wanted_drafts
 
 
+class MtpPass:
+    """A pass of the predicting layer, as a model whose small steps are recorded or captured (engine/graph).
+
+    The hidden states that it reads are no part of a batch, so those of small batches are copied to memory that stays.
+    """
+
+    def __init__(self, model: Decoder, device: torch.device) -> None:
+        assert model.model.mtp is not None, "the config says that there is a layer"
+        self._model, self._stack, self._mtp = model, model.model, model.model.mtp
+        weight = self._mtp.norm.weight
+        # Rows of padding read zeros, or what an earlier batch has left.
+        self._kept = torch.zeros(GRAPH_TOKENS, len(weight), dtype=weight.dtype, device=device)
+        self._hidden_states = self._kept
+
+    def read(self, hidden_states: Tensor) -> None:
+        """Set the hidden states [T, hidden_size] for the next call."""
+        self._hidden_states = hidden_states
+        if len(hidden_states) <= len(self._kept):
+            self._kept[: len(hidden_states)] = hidden_states
+            self._hidden_states = self._kept
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return hidden states [T, hidden_size]. batch: the tokens with the ids of those after them."""
+        hidden_states = self._hidden_states[: len(batch.input_ids)]
+        predicted: Tensor = self._mtp(self._stack.embed(batch), hidden_states, batch)
+        return predicted
+
+    def compute_logits(self, hidden_states: Tensor, batch: LayerBatch | None) -> Tensor:
+        """As that of the decoder."""
+        return self._model.compute_logits(hidden_states, batch)
+
+
 class MtpProposals:
-    """Predicts with the layer of `model`. expect: as in DrafterProposals, with the number of tokens."""
+    """Predicts with the layer of a model.
+
+    predictor: its pass. forward: runs it, as `step_graph` makes it. expect: as in DrafterProposals, with the number of
+    tokens.
+    """
 
     reads_hidden_states: ClassVar[bool] = True
 
-    def __init__(self, model: Decoder, slots: Slots, device: torch.device, expect: Callable[[int], None]) -> None:
-        assert model.model.mtp is not None, "the config says that there is a layer"
-        self._model, self._stack, self._mtp = model, model.model, model.model.mtp
+    def __init__(
+        self,
+        predictor: MtpPass,
+        forward: Callable[[HostBatch, ForwardStage], ForwardOutput],
+        slots: Slots,
+        device: torch.device,
+        expect: Callable[[int], None],
+    ) -> None:
+        self._predictor, self._forward = predictor, forward
         self._slots, self._device, self._expect = slots, device, expect
 
     def start(self, slot: int) -> None:
@@ -69,28 +113,36 @@ class MtpProposals:
         next_ids = list(found.streams.token_ids)
         for work, result in zip(plan.work, results, strict=True):
             next_ids += _next_ids(work, result)
-        predicted = self._predict(_with_next(batch, next_ids), hidden_states)
+        output = self._predict(_with_next(batch, next_ids), hidden_states, ForwardStage.HIDDEN_STATES)
         chains, rows = self._begin(plan, results, batch)
-        while chains:
-            predicted = self._rows(predicted, rows)
-            self._draw(chains, predicted)
+        if not chains:
+            return
+        predicted = self._rows(output.hidden_states, rows)
+        logits = self._predictor.compute_logits(predicted, BatchRows([1] * len(chains), self._device))
+        while True:
+            self._draw(chains, logits)
             # A chain that ends has no row in the next prediction.
             rows = [row for row, chain in enumerate(chains) if chain.is_open and self._has_room(chain)]
-            chains = [chains[row] for row in rows]
-            if chains:
-                predicted = self._predict(self._continued(chains), self._rows(predicted, rows))
-                rows = list(range(len(chains)))
+            if not rows:
+                return
+            if len(rows) < len(chains):
+                chains, predicted = [chains[row] for row in rows], self._rows(predicted, rows)
+            output = self._predict(self._continued(chains), predicted, ForwardStage.LOGITS)
+            assert output.logits is not None, "the stage has them"
+            predicted, logits = output.hidden_states, output.logits
 
     def _rows(self, hidden_states: Tensor, rows: Sequence[int]) -> Tensor:
         (where,) = upload([np.array(rows, np.int64)], self._device)
         return hidden_states[where]
 
-    def _predict(self, batch: HostBatch, hidden_states: Tensor) -> Tensor:
-        """Run the layer. batch: the tokens whose places in the cache are written, with the ids of those after them."""
+    def _predict(self, batch: HostBatch, hidden_states: Tensor, stage: ForwardStage) -> ForwardOutput:
+        """Run the layer; the next call overwrites the result.
+
+        batch: the tokens whose places in the cache are written, with the ids of those after them.
+        """
         self._expect(len(batch.input_ids))
-        on_device = batch.to(self._device)
-        found: Tensor = self._mtp(self._stack.embed(on_device), hidden_states, on_device)
-        return found
+        self._predictor.read(hidden_states)
+        return self._forward(batch, stage)
 
     def _begin(self, plan: StepPlan, results: Sequence[SlotResult], batch: HostBatch) -> tuple[list[_Chain], list[int]]:
         """Begin a chain for each sequence that wants draft tokens, behind the last token that it has accepted.
@@ -110,9 +162,8 @@ class MtpProposals:
             rows.append(row)
         return chains, rows
 
-    def _draw(self, chains: Sequence[_Chain], predicted: Tensor) -> None:
+    def _draw(self, chains: Sequence[_Chain], logits: Tensor) -> None:
         """Draw a draft token for each chain, with the parameters and the noise that the model has for this token."""
-        logits = self._model.compute_logits(predicted, BatchRows([1] * len(chains), self._device))
         rows = [SampleRow(self._slots.sampling(chain.work.slot), chain.place + 2, chain.history) for chain in chains]
         sampled = sample(logits, dict(enumerate(rows)), Draws.of(rows))
         for chain, token_id, is_valid in zip(
