@@ -59,7 +59,7 @@ class Outcome:
     help="Streams of the last fixed measurement, or all requests of a workload.  [default: 16]",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Rounds to take the median of.  [default: 3, or 5 to compare]")
-@click.option("--url", help="Measure the OpenAI-compatible server at this URL: http://host:port/v1.")
+@click.option("--url", help="Measure the OpenAI-compatible server at this URL: http://host:port/v1, or unix:PATH.")
 @click.option("--compare", multiple=True, metavar="URL[=NAME]", help="Another server to measure; may be repeated.")
 @click.option(
     "--api-key-env",

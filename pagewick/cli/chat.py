@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--show-thinking", is_flag=True, help="Show thoughts, and not only how long they took.")
 @click.option("--plain", is_flag=True, help="Show responses as plain text, not as Markdown.")
-@click.option("--url", help="Talk to the OpenAI-compatible server at this URL: http://host:port/v1.")
+@click.option("--url", help="Talk to the OpenAI-compatible server at this URL: http://host:port/v1, or unix:PATH.")
 @click.option(
     "--api-key-env",
     help="Environment variable with the server's API key.  [default: PAGEWICK_API_KEY or OPENAI_API_KEY]",

@@ -15,6 +15,15 @@ DOCUMENTS: Final = ("Pagewick serves language models.", "Candles have a wick.")
 TEXTS: Final = ("Pagewick starts at once.", "The candle went out.")
 # The commands name this variable, so that no key stands on a terminal or in a log.
 KEY_VARIABLE: Final = "PAGEWICK_API_KEY"
+# Before the path of a Unix socket, in the address of a server.
+UNIX: Final = "unix:"
+
+
+def curl(address: str) -> str:
+    """Return the beginning of a curl command, up to the path. address: a URL, or unix:PATH for a Unix socket."""
+    if address.startswith(UNIX):
+        return f"curl --unix-socket {shlex.quote(address.removeprefix(UNIX))} http://localhost"
+    return f"curl {address}"
 
 
 class _Example(NamedTuple):
@@ -33,7 +42,7 @@ def curl_line(served_model_name: str, server: ReadyServer) -> str:
     if server.needs_key:
         headers += f' -H "authorization: Bearer ${KEY_VARIABLE}"'
     body = {"model": served_model_name, **example.fields}
-    return f"curl {server.address}/v1/{example.route} {headers} -d {shlex.quote(json.dumps(body))}"
+    return f"{curl(server.address)}/v1/{example.route} {headers} -d {shlex.quote(json.dumps(body))}"
 
 
 def python_snippet(served_model_name: str, server: ReadyServer) -> str:
@@ -46,10 +55,15 @@ def python_snippet(served_model_name: str, server: ReadyServer) -> str:
         arguments = f'"/{example.route}", cast_to=object, body={json.dumps(fields)}'
     else:
         arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
+    base_url, client, imported = server.address, "", ""
+    if server.address.startswith(UNIX):
+        path = json.dumps(server.address.removeprefix(UNIX))
+        base_url, imported = "http://localhost", "import httpx\n"
+        client = f", http_client=httpx.Client(transport=httpx.HTTPTransport(uds={path}))"
     return (
-        f"{'import os' + chr(10) if server.needs_key else ''}"
+        f"{imported}{'import os' + chr(10) if server.needs_key else ''}"
         "from openai import OpenAI\n"
-        f'client = OpenAI(base_url="{server.address}/v1", api_key={key})\n'
+        f'client = OpenAI(base_url="{base_url}/v1", api_key={key}{client})\n'
         f"response = client.{example.call}({arguments})\n"
         f"print(response{example.answer})"
     )

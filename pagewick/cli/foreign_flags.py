@@ -73,7 +73,6 @@ SERVER_REFUSED: Lines = (
     ("--grpc", "only HTTP is served"),
     ("--samplers= --sampling-seq=", "sampling has one order, which docs/sampling.md describes"),
     ("--prio= --poll= --cpu-mask= -C=", "not supported yet; nice and taskset do it from outside"),
-    ("--uds=", "a Unix socket is not supported yet; give --host and --port"),
     ("--root-path= --api-prefix= --path=", "let a proxy change paths"),
     ("--timeout= -to=", "use --request-timeout, --write-timeout or --keep-alive-timeout"),
     ("--middleware=", "nothing is loaded into the server; put a proxy before it"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pagewick.cli.arguments import EngineCommand
-from pagewick.cli.example_requests import KEY_VARIABLE, curl_line, python_snippet
+from pagewick.cli.example_requests import KEY_VARIABLE, curl, curl_line, python_snippet
 from pagewick.cli.process_arguments import hide_values
 from pagewick.cli.serving.given import GivenFlags
 from pagewick.config import EngineConfig
@@ -62,7 +62,7 @@ def announce_several(server: ReadyRouter) -> None:
         f"A model is loaded when a request names it.\n"
         f"Pagewick is ready on {server.address}\n\n"
         f"{KEY_NOTE if server.needs_key else ''}"
-        f"curl {server.address}/v1/models{key}\n\n"
+        f"{curl(server.address)}/v1/models{key}\n\n"
         "Ctrl-C stops the server."
     )
 

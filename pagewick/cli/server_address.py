@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import ssl
 import urllib.parse
 from collections.abc import Mapping
@@ -29,17 +30,26 @@ MAX_ERROR_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The address of a server. path: the part before /chat/completions, without a slash at its end: "/v1"."""
+    """The address of a server. path: the part before /chat/completions, without a slash at its end: "/v1".
+
+    socket_path: of a Unix socket, which is used in place of host and port.
+    """
 
     is_encrypted: bool
     host: str
     port: int
     path: str
     api_key: str | None = field(default=None, repr=False)
+    socket_path: str | None = None
 
     @classmethod
     def parse(cls, url: str, api_key: str | None = None) -> ServerAddress:
-        """Parse http://host:port/v1; the path is /v1 if there is none. Raises ConfigError."""
+        """Parse http://host:port/v1; the path is /v1 if there is none. Or unix:PATH. Raises ConfigError."""
+        if url.startswith("unix:"):
+            socket_path = url.removeprefix("unix:").removeprefix("//")
+            if not socket_path:
+                raise ConfigError(f"{url!r} names no Unix socket; write unix:PATH")
+            return cls(False, "localhost", 80, "/v1", api_key, socket_path)
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port
@@ -66,6 +76,8 @@ class ServerAddress:
         return cls(is_encrypted, host, port or (443 if is_encrypted else 80), path, api_key)
 
     def __str__(self) -> str:
+        if self.socket_path is not None:
+            return f"unix:{self.socket_path}"
         return f"{'https' if self.is_encrypted else 'http'}://{self.host_header}{self.path}"
 
     @property
@@ -84,6 +96,8 @@ class ServerAddress:
 
     def connect(self) -> http.client.HTTPConnection:
         """Return a connection, which is opened by its first request."""
+        if self.socket_path is not None:
+            return _UnixConnection(self.socket_path)
         if self.is_encrypted:
             return http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=self.tls())
         return http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
@@ -112,6 +126,19 @@ class ServerAddress:
         if not names:
             raise ConfigError(f"{self} serves no model; start it with one")
         return names
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def api_key_from(name: str | None, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.http_server import HttpServer
 from pagewick.server.lifecycle import LAST_RESPONSES_S, Lifecycle, Stage, first_done, loading, stop_signals
+from pagewick.server.listening import address_of, listening
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.tracing import Tracing
@@ -74,7 +74,7 @@ def run_server(
         if settings.otlp_endpoint is not None and settings.api_server_count == 1:
             tracing = Tracing(settings)
             resources.callback(tracing.close)  # sends the last traces, however the server ends
-        listener = resources.enter_context(listening_socket(settings.host, settings.port))
+        listener = resources.enter_context(listening(settings))
         # Here and not in the event loop, so that Ctrl-C ends a download.
         config = with_local_models(config)
         if config.max_waiting_requests is None:
@@ -168,30 +168,3 @@ def read_template(file: Path) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the chat template {file}: {reason}; check the path") from None
-
-
-def address_of(listener: socket.socket) -> str:
-    """Return the URL of a server that listens on this socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket. This comes before the model is loaded, so that a wrong address is known at once."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except BaseException:
-            listener.close()
-            raise
-    except UnicodeError:  # from the encoding for DNS
-        raise ConfigError(
-            f"cannot listen on {host}:{port} (a part of a host name has 1 to 63 characters); choose another with --host"
-        ) from None
-    except OSError as error:
-        hint = "choose another port with --port" if error.errno == errno.EADDRINUSE else "choose another with --host"
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); {hint}") from None
-    return listener

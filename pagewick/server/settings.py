@@ -18,6 +18,7 @@ SIZES = ("max_body_size", "max_header_size")
 TEXT_BODY_SIZE, IMAGE_BODY_SIZE = 10 * 2**20, 32 * 2**20
 # Far more than one engine can use.
 MAX_API_SERVERS = 64
+_LOOPBACK = "127.0.0.1"
 # As a served_model_name: requests may name any model.
 ANY_NAME = "*"
 
@@ -30,8 +31,9 @@ def _option(default: Any, description: str, *, is_secret: bool = False) -> Any:
 class ServerSettings:
     """Names are vLLM's where it has one. Sizes are in bytes, times in seconds. Raises ConfigError for a wrong value."""
 
-    host: str = _option("127.0.0.1", "Address to listen on; any but loopback needs an API key or --insecure.")
+    host: str = _option(_LOOPBACK, "Address to listen on; any but loopback needs an API key or --insecure.")
     port: int = _option(8000, "Port to listen on; 0 takes any free one.")
+    uds: str | None = _option(None, "Path of a Unix socket to listen on, instead of a host and a port.")
     api_server_count: int = _option(1, "Processes that answer requests, on one port and over one engine.")
     served_model_name: tuple[str, ...] = _option(
         (), "Model name for clients; may be repeated; * is any (default: MODEL)."
@@ -95,6 +97,7 @@ class ServerSettings:
         for name in SIZES:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, parse_bytes(getattr(self, name)))
+        self._read_host()
         check_choice("log_format", self.log_format, LOG_FORMATS)
         check_choice("prefix_cache_scope", self.prefix_cache_scope, PREFIX_CACHE_SCOPES)
         if self.reasoning_parser not in ("auto", "none"):
@@ -131,6 +134,15 @@ class ServerSettings:
             raise ConfigError("--allow-runtime-lora-updating needs --api-server-count 1")
         for option in fields(self):
             self._check_number(option.name)
+
+    def _read_host(self) -> None:
+        """Take a host that is a Unix socket for --uds: unix:PATH as in candle-vllm, PATH.sock as in llama.cpp."""
+        path = self.host.removeprefix("unix:").removeprefix("//")
+        if path != self.host or path.endswith(".sock"):
+            object.__setattr__(self, "host", _LOOPBACK)
+            object.__setattr__(self, "uds", path if self.uds is None else self.uds)
+        if self.uds is not None and (not self.uds or self.host != _LOOPBACK):
+            raise ConfigError(f"give --uds a path, and leave --host out; got --uds {self.uds!r} --host {self.host}")
 
     def _refuse_pool_options(self) -> None:
         options = {option.name: option.default for option in fields(self)}
@@ -194,7 +206,9 @@ def _parser_of_format(value: str) -> str:
 
 
 def _address(value: str) -> dict[str, Any]:
-    """Return the fields of candle-vllm's --h: a host, or a host and a port; an IPv6 address has brackets then."""
+    """Return the fields of candle-vllm's --h: unix:PATH, a host, or a host and a port; IPv6 has brackets then."""
+    if value.startswith("unix:"):
+        return {"host": value}
     host, colon, port = value.rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):
         return {"host": value.strip("[]")}

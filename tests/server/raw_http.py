@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from pagewick.server.guard.connections import GuardedConnection
 from pagewick.server.http_server import HttpServer
-from pagewick.server.run import listening_socket
+from pagewick.server.listening import listening
 from pagewick.server.settings import ServerSettings
 
 DEADLINE_S = 20.0
@@ -47,7 +47,7 @@ class RawServer:
 
     def _run(self) -> None:
         with (
-            listening_socket("127.0.0.1", 0) as self._listener,
+            listening(ServerSettings(port=0)) as self._listener,
             asyncio.Runner(loop_factory=self._factory) as runner,
         ):
             self._loop = runner.get_loop()

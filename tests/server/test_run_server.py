@@ -17,6 +17,7 @@ import pytest
 from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.server import run
+from pagewick.server.listening import listening
 from pagewick.server.run import read_template
 from pagewick.server.settings import ServerSettings
 from tests.tiny_text import QWEN_TEMPLATE, byte_level_backend, write_model_directory
@@ -89,8 +90,8 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example", "."])
 def test_a_host_that_no_name_can_be_is_named(host: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        run.listening_socket(host, 8000)
+    with pytest.raises(ConfigError) as caught, listening(ServerSettings(host=host)):
+        pass
     assert str(caught.value).startswith(f"cannot listen on {host}:8000 (") and "--host" in str(caught.value)
 
 

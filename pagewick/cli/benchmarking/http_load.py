@@ -45,9 +45,7 @@ class LoadClient:
         transport = None
         try:
             async with asyncio.timeout(self._timeout):
-                transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: reader, self._address.host, self._address.port, ssl=self._tls
-                )
+                transport = await self._connect(reader)
                 transport.write(self._head + b"\r\ncontent-length: %d\r\n\r\n" % len(payload) + payload)
                 await reader.ended
         except TimeoutError:
@@ -58,6 +56,14 @@ class LoadClient:
             if transport is not None:
                 transport.abort()
         return reader.timing
+
+    async def _connect(self, reader: _ResponseReader) -> asyncio.Transport:
+        loop, address = asyncio.get_running_loop(), self._address
+        if address.socket_path is not None:
+            transport, _ = await loop.create_unix_connection(lambda: reader, address.socket_path)
+        else:
+            transport, _ = await loop.create_connection(lambda: reader, address.host, address.port, ssl=self._tls)
+        return transport
 
 
 class _ResponseReader(asyncio.Protocol):

@@ -22,12 +22,13 @@ from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.http_server import HttpServer
 from pagewick.server.lifecycle import LAST_RESPONSES_S, Lifecycle, Stage, first_done, loading, stop_signals
+from pagewick.server.listening import address_of, listening
 from pagewick.server.router.app import build_router
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.router.loading import ServedModel, Together
 from pagewick.server.router.models import RoutedModels
 from pagewick.server.router.pool import LoadFailedError, ModelPool
-from pagewick.server.run import MAX_WAITING_REQUESTS, address_of, listening_socket, read_template
+from pagewick.server.run import MAX_WAITING_REQUESTS, read_template
 from pagewick.server.settings import ServerSettings
 from pagewick.server.tally import Tally
 from pagewick.server.telemetry.tracing import Tracing
@@ -62,7 +63,7 @@ def run_router(
         if settings.otlp_endpoint is not None:
             tracing = Tracing(settings)
             resources.callback(tracing.close)
-        listener = resources.enter_context(listening_socket(settings.host, settings.port))
+        listener = resources.enter_context(listening(settings))
 
         def announce(names: Sequence[str]) -> None:
             if on_ready is not None:

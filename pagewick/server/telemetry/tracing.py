@@ -79,8 +79,8 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("pagewick")
         self._model_name = settings.model_name
-        self._server: dict[str, str | int] = {"server.address": settings.host}
-        if settings.port:
+        self._server: dict[str, str | int] = {"server.address": settings.uds or settings.host}
+        if settings.port and settings.uds is None:
             self._server["server.port"] = settings.port
 
     def current_context(self) -> Context | None:
