@@ -42,7 +42,7 @@ CHECKPOINT_FORMATS = {
     "fp8": ("fp8", "fbgemm-fp8", "modelopt", "compressed-tensors"),
     **{
         name: (name.replace("_", "-"),)
-        for name in ("compressed_tensors", "bitsandbytes", "mxfp4", "modelopt", "hqq", "quark")
+        for name in ("compressed_tensors", "bitsandbytes", "mxfp4", "modelopt", "hqq", "quark", "torchao")
     },
 }
 
@@ -51,7 +51,7 @@ MARLIN = "marlin"
 
 # Other values that programs take for --quantization, and the answers to them.
 _NO_QUANTIZATION = {
-    "aqlm torchao bitblas experts_int8": (
+    "aqlm bitblas experts_int8": (
         "such checkpoints cannot be loaded yet; give the unquantized one, with --quantization q4_k_m"
     ),
     "ggml": "files in the old ggml format are not read; llama.cpp's convert_llama_ggml_to_gguf.py converts them",

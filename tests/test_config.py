@@ -234,7 +234,6 @@ def test_marlin_is_int4_unless_weights_are_in_it(stored: tuple[str, ...]) -> Non
     ("value", "answer"),
     [
         ("aqlm", "--quantization aqlm: such checkpoints cannot be loaded yet; give the unquantized one"),
-        ("torchao", "--quantization torchao: such checkpoints cannot be loaded yet"),
         ("ggml", "convert_llama_ggml_to_gguf.py converts them"),
         ("int8", "use q8_0, whole numbers"),
         ("q4_k_xl", "must be one of auto, q8_0, q6_k, q5_k_m"),

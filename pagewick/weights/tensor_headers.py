@@ -41,7 +41,8 @@ class TensorInfo:
 
     file_name: of the safetensors file that holds it; empty where nobody needs to know. label: the format's name for
     people, for a weight that a checkpoint stores in several tensors (weights/packed); its dtype is the one that it is
-    kept in. has_column_order: its columns are sorted, so that ranks cannot share them.
+    kept in. has_column_order: its columns are sorted, so that ranks cannot share them. metadata: all texts in the
+    header of its file, by name; None: there are none.
     """
 
     name: str
@@ -51,6 +52,7 @@ class TensorInfo:
     file_name: str = field(default="", compare=False)
     label: str = ""
     has_column_order: bool = False
+    metadata: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_elements(self) -> int:
@@ -208,7 +210,7 @@ def parse_safetensors_header(read: Read, size: int, where: str) -> list[TensorIn
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise _damaged(where, "its __metadata__ is not an object of texts")
     data_bytes = size - _LENGTH_BYTES - length
-    tensors = [_tensor(name, entry, data_bytes, where) for name, entry in header.items()]
+    tensors = [_tensor(name, entry, data_bytes, where, texts or None) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: header[tensor.name]["data_offsets"])
     _check_places([(one.name, *header[one.name]["data_offsets"]) for one in tensors], data_bytes, where)
     return tensors
@@ -277,7 +279,7 @@ def _check_places(places: Iterable[tuple[str, int, int]], data_bytes: int, where
         raise _damaged(where, f"its tensors end at {end}, and there are {data_bytes} bytes")
 
 
-def _tensor(name: str, entry: Any, data_bytes: int, where: str) -> TensorInfo:
+def _tensor(name: str, entry: Any, data_bytes: int, where: str, metadata: Mapping[str, str] | None) -> TensorInfo:
     if not isinstance(entry, dict):
         raise _damaged(where, f"{name} is not described by an object")
     dtype: Any = entry.get("dtype")
@@ -295,7 +297,7 @@ def _tensor(name: str, entry: Any, data_bytes: int, where: str) -> TensorInfo:
     num_bytes = offsets[1] - offsets[0]
     if num_bytes * 8 != math.prod(shape) * _BITS[dtype]:
         raise _damaged(where, f"{name} has {num_bytes} bytes, which does not fit {dtype} {shape}")
-    return TensorInfo(name, dtype, tuple(shape), num_bytes)
+    return TensorInfo(name, dtype, tuple(shape), num_bytes, metadata=metadata)
 
 
 def _are_sizes(value: Any, max_length: int) -> bool:

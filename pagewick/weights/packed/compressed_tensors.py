@@ -107,7 +107,7 @@ class IntegerFormat(PackedFormat):
 
         def levels(first: int, end: int) -> Tensor:
             rows = stored[first:end]
-            found = self._unpacked(weight, rows)[:, :columns] if self.is_packed else (rows.short() + offset).byte()
+            found = self._unpacked(weight, rows)[:, :columns] if self.is_packed else _levels(rows, self.bits)
             return found if order is None else found.index_select(1, order)
 
         zeros = self._zeros(weight, get, offset).expand(rows, groups)
@@ -188,6 +188,14 @@ class IntegerFormat(PackedFormat):
             raise ModelLoadError(
                 f"its weight_shape is {found}, and its other tensors say {[*weight.shape]}\n  download the file again"
             )
+
+
+def _levels(signed: Tensor, bits: int) -> Tensor:
+    """Return the levels 0 .. 2 ** bits - 1 of signed numbers in bytes, uint8. Raises ModelLoadError for others."""
+    found = signed.short() + (1 << bits - 1)
+    if bits < 8 and bool((found >> bits).any()):
+        raise ModelLoadError(f"a number does not fit {bits} bits\n  download the file again")
+    return found.byte()
 
 
 def read_rules(settings: Settings) -> PackedRules:

@@ -24,6 +24,7 @@ from pagewick.weights.packed import (
     marlin,
     modelopt,
     quark,
+    torchao,
 )
 from pagewick.weights.packed.layout import PackedRules
 from pagewick.weights.packed.settings import Settings
@@ -46,6 +47,7 @@ _READERS: Final[Mapping[str, Callable[[Settings], PackedRules]]] = {
     "bitsandbytes": bitsandbytes.read_rules,
     "hqq": hqq.read_rules,
     "quark": quark.read_rules,
+    "torchao": torchao.read_rules,
 }
 # MLX's entry, beside which newer versions write the same as a quantization_config; it names no method.
 _MLX: Final = "quantization"

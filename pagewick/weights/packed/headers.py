@@ -15,14 +15,15 @@ from pagewick.weights.stacked import separated
 from pagewick.weights.tensor_headers import TensorInfo
 from pagewick.weights.transposed import upright
 
-# Ends of names that only packed weights have: GPTQ and AWQ, bitsandbytes, FP8.
+# Ends of names that only packed weights have: GPTQ and AWQ, bitsandbytes, FP8, torchao.
 _PACKED_SUFFIXES: Final = (
     ".qweight", ".weight.absmax", ".weight_scale", ".weight_scale_inv", ".qscale_weight", ".weight_packed",
+    "._weight_qdata",
 )  # fmt: skip
 
 # transformers has renamed the text part of models that see images, and still writes files with the old names. Rules
 # have the names that the modules had when they were written.
-_TEXT_PARTS: Final = ("language_model.model.", "model.language_model.")
+TEXT_PARTS: Final = ("language_model.model.", "model.language_model.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ def logical_tensors(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) ->
 
     tensors: of the files. Raises ConfigError and ModelLoadError.
     """
-    rules, stored = packed_rules(config), upright(config, separated(config, tensors))
+    rules, tensors = packed_rules(config), list(tensors)
+    if rules is not None:
+        rules.check_names(tensor.name for tensor in tensors)
+    stored = upright(config, separated(config, tensors))
     if rules is None:
         if packed := [one.name for one in stored if one.name.endswith(_PACKED_SUFFIXES)]:
             raise ConfigError(
@@ -81,14 +85,14 @@ def _split(name: str, rules: PackedRules) -> tuple[str, str]:
 
 def _of_module(rules: PackedRules, prefix: str) -> PackedFormat | None:
     """Return the format of a weight of the text part under the other name that it has in transformers."""
-    for of_file, of_module in (_TEXT_PARTS, _TEXT_PARTS[::-1]):
+    for of_file, of_module in (TEXT_PARTS, TEXT_PARTS[::-1]):
         if prefix.startswith(of_file):
             return rules.format_of(of_module + prefix.removeprefix(of_file))
     return None
 
 
 def _weight(rules: PackedRules, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
-    form = rules.format_of(prefix) or _of_module(rules, prefix)
+    form = rules.format_of(prefix) or _of_module(rules, prefix) or rules.by_tensors
     if form is None:
         raise ModelLoadError(
             f"{name_some(part.name for part in parts.values())}: packed, and {rules.excluded_by} in config.json says "

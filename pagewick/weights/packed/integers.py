@@ -157,5 +157,7 @@ def _encode_rows(kind: str, found: Tensor, levels: Tensor, scales: Tensor, zeros
     else:
         halves = torch.unflatten(levels, -1, (-1, 2, 16))
         found[..., :4] = scales.float().view(torch.uint8)
+        if bool((zeros.to(torch.uint8) != zeros).any()):
+            raise ModelLoadError("a zero point is not one of 0 .. 255\n  download or copy the file again")
         found[..., 4:5] = zeros
         found[..., 5:] = (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)

@@ -7,7 +7,7 @@ is the end of its name, such as ".qweight", and the rest is the weight's prefix.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -112,7 +112,8 @@ class PackedRules:
 
     label: the name of the whole for people. suffixes: of all parts. marks: those of them that only a packed weight has.
     format_of: prefix -> the weight's format; None if it is not packed. excluded_by: the entry of config.json that
-    leaves weights out, for messages.
+    leaves weights out, for messages. by_tensors: the format of weights that are packed although format_of says no;
+    their tensors say how. check_names: raises ModelLoadError for names of tensors that are packed in another way.
     """
 
     label: str
@@ -120,6 +121,8 @@ class PackedRules:
     marks: Collection[str]
     format_of: Callable[[str], PackedFormat | None]
     excluded_by: str = "modules_to_not_convert"
+    by_tensors: PackedFormat | None = None
+    check_names: Callable[[Iterable[str]], None] = lambda _: None
 
 
 def check_part(part: TensorInfo, dtypes: Collection[str], *shapes: tuple[int, ...]) -> None:

@@ -14,11 +14,12 @@ _MAX_SIZE: Final = 2**24
 class Settings:
     """The entries of an object in config.json; one that is null counts as missing. path: where the object stands.
 
-    Every reader raises ModelLoadError, which names the entry, its value and the values that are possible.
+    file: the file that has it, if it is another one. Every reader raises ModelLoadError, which names the entry, its
+    value and the values that are possible.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: str = "quantization_config") -> None:
-        self.values, self.path = values, path
+    def __init__(self, values: Mapping[str, Any], path: str = "quantization_config", file: str = "config.json") -> None:
+        self.values, self.path, self.file = values, path, file
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -77,7 +78,7 @@ class Settings:
             return None
         if not isinstance(value, Mapping):
             raise self.wrong(name, "an object")
-        return Settings(value, f"{self.path}.{name}")
+        return Settings(value, f"{self.path}.{name}", self.file)
 
     def children(self, name: str) -> Iterator[tuple[str, Settings]]:
         """Yield the objects in an object, with their names."""
@@ -112,14 +113,14 @@ class Settings:
 
     def _wrong_pattern(self, name: str, pattern: str, error: PatternError) -> ModelLoadError:
         return ModelLoadError(
-            f"{self.path}.{name} in config.json: {pattern[:200]!r} {error}\n"
+            f"{self.path}.{name} in {self.file}: {pattern[:200]!r} {error}\n"
             "  write a simpler expression there, or the names of the modules"
         )
 
     def wrong(self, name: str, expected: str) -> ModelLoadError:
         """Return the error for an entry that is missing or has an impossible value."""
         shown = f"is {self.values[name]!r}"[:100] if name in self else "is missing"
-        return ModelLoadError(f"{self.path}.{name} in config.json {shown}, and must be {expected}")
+        return ModelLoadError(f"{self.path}.{name} in {self.file} {shown}, and must be {expected}")
 
 
 def named(names: Collection[str]) -> Callable[[str], bool]:
