@@ -22,6 +22,7 @@ from pagewick.number_formats import (
 from pagewick.option_checks import (
     check_batch_invariance,
     check_choice,
+    check_disk,
     check_share,
     check_speculation,
     check_type,
@@ -127,6 +128,7 @@ class EngineConfig:
     swap_space: int | None = _option(None, "Host memory for KV blocks that do not fit (4GiB on a GPU, else 0).")
     kv_cache_disk: str | None = _option(None, "Directory that keeps KV blocks of prefixes, also over restarts.")
     kv_cache_disk_size: int = _option(16 * 2**30, "Largest size of --kv-cache-disk.")
+    kv_cache_disk_shared: bool = _option(False, "Write each KV block to --kv-cache-disk at once, and find others'.")
     session_ttl: float = _option(600.0, "Seconds to keep a session's KV blocks after its last request.")
     max_waiting_requests: int | None = _option(None, "Requests that may wait (1024 in a server, else no limit).")
     max_waiting_tokens: int | None = _option(None, "Prompt tokens of the requests that may wait.")
@@ -173,8 +175,7 @@ class EngineConfig:
         if len(given) > 1:
             raise ConfigError(f"give {given[0]} or {given[1]}, not both")
         check_share("gpu_memory_utilization", self.gpu_memory_utilization)
-        if self.kv_cache_disk is not None and not self.enable_prefix_caching:
-            raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
+        check_disk(self.kv_cache_disk, is_used=self.enable_prefix_caching, is_shared=self.kv_cache_disk_shared)
         self._check_adapters()
         self._check_speculation()
 

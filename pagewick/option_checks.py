@@ -75,6 +75,14 @@ def check_speculation(method: str | None, model: str | None, least: int, most: i
         raise ConfigError(f"--ngram-prompt-lookup-min {least} is above --ngram-prompt-lookup-max {most}")
 
 
+def check_disk(directory: str | None, *, is_used: bool, is_shared: bool) -> None:
+    """Raise ConfigError if options of --kv-cache-disk contradict each other. is_used: whether prefixes are cached."""
+    if directory is not None and not is_used:
+        raise ConfigError("--kv-cache-disk keeps prefixes, which --no-enable-prefix-caching switches off")
+    if directory is None and is_shared:
+        raise ConfigError("--kv-cache-disk-shared needs --kv-cache-disk, the directory that servers share")
+
+
 def check_share(name: str, value: float | None) -> None:
     """Raise ConfigError unless a value is a part of something, or left open."""
     if value is not None and not 0 < value <= 1:

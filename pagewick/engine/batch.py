@@ -169,7 +169,8 @@ class StepPlan(msgspec.Struct):
     """The work of a step. The runner does the transfers, then the starts, then the work of each scheduled sequence.
 
     A sequence is either a stream or has a SlotWork of its own. In the step's batch the streams come first.
-    adapter: to be loaded; such a plan has nothing else.
+    adapter: to be loaded; such a plan has nothing else. publishes: wait until other servers can read what the transfers
+    have written.
     """
 
     transfers: list[Transfer] = []
@@ -177,6 +178,7 @@ class StepPlan(msgspec.Struct):
     streams: StreamWork = msgspec.field(default_factory=StreamWork)
     work: list[SlotWork] = []
     adapter: AdapterLoad | None = None
+    publishes: bool = False
 
     @property
     def has_work(self) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -32,6 +31,7 @@ from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstra
 from pagewick.engine.device_errors import explaining_device_errors
 from pagewick.engine.images import with_image_keys
 from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
+from pagewick.engine.model_description import images_of, labels_of
 from pagewick.engine.model_info import ModelInfo
 from pagewick.engine.preflight import WeightBytes
 from pagewick.engine.scheduling.draft_tokens import Speculation
@@ -41,11 +41,10 @@ from pagewick.engine.scheduling.sequence_manager import ConstraintFactory
 from pagewick.engine.speculation.drafting import Drafter
 from pagewick.engine.step_loop import StepLoop
 from pagewick.engine.step_memory import max_num_logits
-from pagewick.engine.whole_parts import max_image_tokens, whole_parts
+from pagewick.engine.whole_parts import whole_parts
 from pagewick.engine.worker import RankGroup
 from pagewick.errors import EngineDeadError, InvalidRequestError
 from pagewick.log import get_logger
-from pagewick.models.config import ModelConfig
 from pagewick.models.decoder import Decoder
 
 logger = get_logger(__name__)
@@ -94,6 +93,8 @@ class Engine:
         self._has_failed = False
         # Deltas of steps that were finished before their turn.
         self._held: list[RequestDelta] = []
+        # Requests whose blocks other servers wait for.
+        self._prefills: set[str] = set()
         self._checked_at = -_CHECK_INTERVAL_S
         self.info = self._describe()
         loading_s = sum(seconds for _, seconds in self.info.timeline)
@@ -126,6 +127,8 @@ class Engine:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._scheduler.add(request)
         self._num_constrained += request.constraint is not None
+        if request.options.is_prefill and self._ranks.runner.config.kv_cache_disk_shared:
+            self._prefills.add(request.request_id)
 
     def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load a LoRA adapter, which requests then name; see Adapters.load. Its errors leave the engine as it was."""
@@ -145,6 +148,8 @@ class Engine:
 
         Unknown ids are ignored: the request may just have finished.
         """
+        request_ids = list(request_ids)
+        self._prefills -= set(request_ids)
         self._scheduler.abort(request_ids, choices)
 
     @explaining_device_errors()
@@ -162,6 +167,9 @@ class Engine:
         deltas, self._held = self._held, []
         if self._scheduler.has_work or self._loop.has_steps:
             deltas += self._loop.advance()
+            if ended := {one.request_id for one in deltas if one.finish_reason is not None} & self._prefills:
+                self._prefills -= ended
+                deltas += self._loop.publish()
         self._has_failed = False
         return deltas
 
@@ -232,9 +240,12 @@ class Engine:
         host = disk = grow = None
         if any(ranks.num_host_blocks):
             host = [HostTier(number) for number in ranks.num_host_blocks]
-        if config.kv_cache_disk is not None:
+        if (store := runner.disk) is not None:
             capacity = blocks_in(runner.groups, config.kv_cache_disk_size // ranks.world_size)
-            disk = [DiskTier(keys, number) for keys, number in zip(runner.disk_keys(), capacity, strict=True)]
+            exists = [
+                partial(store.exists, group) if config.kv_cache_disk_shared else None for group in range(len(capacity))
+            ]
+            disk = [DiskTier(store.keys(group), number, exists[group]) for group, number in enumerate(capacity)]
         if config.device == "cpu":
             grow = [
                 MemoryGuard(
@@ -276,8 +287,8 @@ class Engine:
             weights=runner.weights,
             embedding=runner.model_config.embedding,
             num_token_types=encoder.num_token_types if (encoder := runner.model_config.encoder) else 0,
-            **_labels_of(runner.model_config),
-            **_images_of(config, runner.model_config),
+            **labels_of(runner.model_config),
+            **images_of(config, runner.model_config),
             adapters=dict(self._adapters.paths),
             max_adapters=config.num_adapters,
             default_adapter=config.lora or "",
@@ -285,38 +296,6 @@ class Engine:
             eos_token_ids=sorted(runner.eos_token_ids),
             timeline=list(runner.timeline),
         )
-
-
-def _labels_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of ModelInfo about labels; none if the model has none."""
-    head = model.labels
-    if head is None:
-        return {}
-    return {
-        "num_labels": head.num_labels,
-        "label_activation": head.activation,
-        "label_names": list(head.names),
-        "problem_type": head.problem_type,
-    }
-
-
-def _images_of(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of ModelInfo about images; none if the model reads none."""
-    if (vision := model.vision) is None:
-        return {}
-    return {
-        "image_token_id": vision.image_token_id,
-        "image_side": vision.side,
-        "image_step": vision.step,
-        "image_tile": vision.tile_side,
-        "image_most_tiles": vision.most_tiles,
-        "has_row_breaks": vision.has_row_breaks,
-        "writes_captions": model.image_attention is not None,
-        "max_image_tokens": max_image_tokens(config, model),
-        "image_num_leading": vision.num_leading,
-        "image_fixed_tokens": vision.fixed_tokens,
-        "image_sizes": list(vision.picture_sizes),
-    }
 
 
 def _speculation(config: EngineConfig, drafter: Drafter | None) -> Speculation | None:

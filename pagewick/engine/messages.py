@@ -32,6 +32,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     session_id: a conversation; its blocks are kept for its next request until the session's time to live is over.
     timeout_s: seconds from arrival after which the request is ended, whatever its state.
     lowers_max_tokens: if max_tokens exceeds the room in the context, respond until that is full instead of refusing.
+    is_prefill: the blocks of the prompt are wanted, on a disk that servers share, before the request ends.
     """
 
     priority: int = 0
@@ -40,6 +41,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     timeout_s: float | None = None
     lowers_max_tokens: bool = False
+    is_prefill: bool = False
 
 
 class ImageInput(msgspec.Struct, array_like=True, frozen=True):

@@ -181,16 +181,12 @@ class ModelRunner:
         is_lazy = self.device.type != "cpu"
         self._sampler = SlotSampler(self.model, self._slots, self.device, is_lazy=is_lazy)
         caches = allocate_cache(self.groups, num_blocks, self.device)
-        self._disk = self._open_disk()
-        self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self._disk, self._progress)
+        self.disk = self._open_disk()
+        self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self.disk, self._progress)
         num_bytes = sum(cache.nbytes for layers in caches for cache in layers)
         if self.draft_model is not None:
             num_bytes += self.draft_model.allocate(num_draft_blocks, max_model_len, self._progress)
         return num_bytes
-
-    def disk_keys(self) -> list[list[bytes]]:
-        """Return, per group, the blocks that this rank has on disk, least recently used first."""
-        return [self._disk.keys(group) if self._disk else [] for group in range(len(self.groups))]
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
@@ -253,7 +249,7 @@ class ModelRunner:
 
     @property
     def _can_write(self) -> bool:
-        return self._disk is None or self._disk.can_write
+        return self.disk is None or self.disk.can_write
 
     def _expect(self, limit: TimeLimit) -> None:
         self._progress.expect(limit.seconds, limit.cpu_seconds)
@@ -271,11 +267,14 @@ class ModelRunner:
 
     def _move(self, plan: StepPlan) -> list[bytes]:
         """Run the transfers; return the keys of the blocks that some rank could not read from disk."""
-        if not plan.transfers:
+        if not plan.transfers and not plan.publishes:
             return []
         # A step that runs ahead writes to a block that may be another sequence's by now.
         recorded_steps.stop_ahead()
         unreadable = self._store.run(plan.transfers)
+        if plan.publishes:
+            self._store.publish()
+            self._collectives.barrier()
         keys = [transfer.key for transfer in plan.transfers if transfer.is_read]
         if keys and self._collectives.tp_size > 1:
             # The other ranks may still read their blocks.

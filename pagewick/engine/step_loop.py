@@ -87,6 +87,13 @@ class StepLoop:
             deltas += self._finish_oldest()
         return deltas
 
+    def publish(self) -> list[RequestDelta]:
+        """Finish the steps in flight, and make all complete blocks visible to the servers that share the disk."""
+        deltas = self.finish()
+        if not self._ranks.submit(self._scheduler.publish_cache()).result().can_write:
+            self._scheduler.stop_writing()
+        return deltas
+
     def close(self) -> None:
         """End the thread that computes masks; may be called twice."""
         self._mask_thread.close()

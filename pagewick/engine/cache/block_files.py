@@ -67,6 +67,15 @@ class BlockFiles:
                 found += _scan_directory(directory, name, _HEADER.size + self._block_bytes)
         return [key for _, key in sorted(found)]
 
+    def exists(self, key: bytes) -> bool:
+        """Whether there is a file of a block, which another process may have written. Contents are not checked."""
+        name = f"{key.hex()}.kv"
+        try:
+            status = os.stat(f"{name[:2]}/{name}", dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(status.st_mode)
+
     @contextmanager
     def written(self, key: bytes, content: bytes) -> Iterator[Callable[[int], None]]:
         """Write a block under a temporary name; yield a function that publishes it with its time of use (ns)."""

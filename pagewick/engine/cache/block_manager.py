@@ -334,7 +334,7 @@ class BlockManager:
         key = self._hash(seq, self.groups[group], index)
         if not self.pools[group].register(block_id, key):
             return
-        self.tiers[group].drop(key)  # computed again, after a miss in another group
+        self.tiers[group].add(block_id, key)
         if group == 0 and self._is_shared:
             size = self.groups[0].block_size
             first, last = index * size, (index + 1) * size

@@ -72,6 +72,13 @@ class BlockStore:
         self._progress.expect()
         return list(unreadable)
 
+    def publish(self) -> None:
+        """Wait until other servers can read what was written to the disk that they share."""
+        assert self._disk is not None, "only servers that share a disk publish blocks"
+        self._progress.expect(DISK_ALLOWED_S)
+        self._disk.publish()
+        self._progress.expect()
+
     def close(self) -> None:
         """Close the disk store, which writes everything still queued, and release host memory."""
         if self._disk is not None:

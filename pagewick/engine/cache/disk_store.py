@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -121,6 +121,12 @@ class DiskStore:
         """Return the keys found at the start, least recently used first. Contents are checked when they are read."""
         return list(self._found[group])
 
+    def exists(self, group: int, key: bytes) -> bool:
+        """Whether another server has written a block since the start. Its content is checked when it is read."""
+        with suppress(OSError):
+            return self._groups[group].exists(key)
+        return False
+
     def write(self, group: int, key: bytes, content: memoryview | bytes) -> None:
         """Keep a copy of the content, in bytes. Waits while more than MAX_QUEUED_BYTES are queued."""
         assert len(content) == self._block_bytes[group]
@@ -155,6 +161,11 @@ class DiskStore:
             self._report_damage(group, key, f"cannot be used ({error.strerror})")
             return False
         return True
+
+    def publish(self) -> None:
+        """Wait until other servers can read what has been written, or the disk takes no more."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._queue or not self._can_write)
 
     def close(self) -> None:
         """Wait until every queued change is made; may be called twice."""

@@ -6,7 +6,7 @@ is in host memory or in the pool, never in both: loading it takes it out of host
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Sequence
 
 from pagewick.engine.batch import Tier, Transfer
 
@@ -55,10 +55,13 @@ class DiskTier:
     """Keys of one cache group's blocks on disk, least recently used first, `capacity` at most.
 
     is_closed: whether the disk takes no more blocks; those on it are still read.
+    exists: asks the disk for a block that another server may have written; None: no other server shares it.
     """
 
-    def __init__(self, keys: Sequence[bytes], capacity: int) -> None:
+    def __init__(self, keys: Sequence[bytes], capacity: int, exists: Callable[[bytes], bool] | None = None) -> None:
         self.capacity = capacity
+        self.is_shared = exists is not None
+        self._exists = exists
         self.is_closed = False
         self._keys: dict[bytes, None] = dict.fromkeys(keys)
         self._added: set[bytes] = set()
@@ -67,6 +70,15 @@ class DiskTier:
         return len(self._keys)
 
     def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def finds(self, key: bytes) -> bool:
+        """Whether a block is on the disk. One that another server has written is known from now on.
+
+        It pushes no other block out yet: those that were found before it may be about to be taken.
+        """
+        if key not in self._keys and self._exists is not None and self._exists(key):
+            self._keys[key] = None
         return key in self._keys
 
     def touch(self, key: bytes) -> None:
@@ -118,7 +130,7 @@ class GroupTiers:
         self.num_loaded = 0
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self.host or key in self.disk
+        return key in self.host or self.disk.finds(key)
 
     def take(self, key: bytes) -> int | None:
         """Return a block's slot in host memory, None if it is on disk. No other block gets its place before `load`."""
@@ -156,12 +168,18 @@ class GroupTiers:
         """Write a block to disk, if there is a disk that does not have it yet."""
         if self.disk.is_closed or not self.disk.capacity:
             return
-        if key in self.disk:
+        if self.disk.finds(key):
             self.disk.touch(key)
             return
         self._delete(self.disk.add(key))
         self._transfers.append(Transfer(self._group, tier, number, Tier.DISK, -1, key))
         self.num_saved += 1
+
+    def add(self, block_id: int, key: bytes) -> None:
+        """Note a new block of the pool, which is written to a disk that other servers share."""
+        self.drop(key)  # computed again, after a miss in another group
+        if self.disk.is_shared:
+            self.write(Tier.DEVICE, block_id, key)
 
     def write_all(self, blocks: Sequence[tuple[int, bytes]]) -> None:
         """Write blocks of the pool and those in host memory to disk, the most useful last, as far as they fit."""

@@ -175,7 +175,7 @@ class Scheduler:
         deltas, self._expired = self._expired, []
         self.stats.num_steps += 1
         if not output.can_write:
-            self._blocks.stop_writing()
+            self.stop_writing()
         if output.unreadable:
             forget_unreadable(step, output.unreadable, self._sequences, self._blocks, self.stats)
             return deltas
@@ -200,6 +200,15 @@ class Scheduler:
         """Plan to write to disk whatever is cached and not there yet, before the engine ends."""
         self._blocks.save_to_disk()
         return StepPlan(transfers=self._blocks.take_transfers())
+
+    def stop_writing(self) -> None:
+        """Note that the disk has refused a block."""
+        self._blocks.stop_writing()
+
+    def publish_cache(self) -> StepPlan:
+        """Plan to make what has been computed visible to other servers. No step may be in flight."""
+        assert not self._in_flight, "the blocks of a step in flight are not complete"
+        return StepPlan(transfers=self._blocks.take_transfers(), publishes=True)
 
     # Planning
 
