@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -157,6 +157,11 @@ class AsyncEngine(AsyncPooledCalls):
             hub=config.hub,
             pairs=pairs,
         )
+
+    def wrap_client(self, wrap: Callable[[Client], Client]) -> None:
+        """Put something between this and the engine. No request may be running."""
+        assert not self._generations, "requests know their client"
+        self._client = wrap(self._client)
 
     @property
     def info(self) -> ModelInfo:

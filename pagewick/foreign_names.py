@@ -157,9 +157,10 @@ REFUSED: Lines = (
     ("--max-logprobs=20", "a request gets at most 20 log-probabilities per token"),
     ("--logprobs-mode=raw_logprobs", "log-probabilities are those of the model, before temperature and penalties"),
     ("--mtp=?", "use --speculative-method mtp, and --num-speculative-tokens"),
-    ("--kv-transfer-config= --ec-transfer-config= --ec-manager-config= --pd-server --pd-client --pd-url= --pd-config= "
-     "--pd-server-prefix-cache-ratio= --pd-client-prefix-cache-ratio=",
-     "prefill and decode in different servers is not supported yet"),
+    ("--kv-transfer-config= --pd-server --pd-client --pd-url= --pd-config= --pd-server-prefix-cache-ratio= "
+     "--pd-client-prefix-cache-ratio=", "start both servers with --kv-cache-disk and --kv-cache-disk-shared, and the "
+     "one that decodes with --prefill-url"),
+    ("--ec-transfer-config= --ec-manager-config=", "images are always encoded by the server that answers"),
     ("--mmproj-url= -mmu=", "download the file, and give it with --mmproj"),
     ("--media-path= --allowed-local-media-path=", "no files are read for a request; send images as data: addresses"),
     ("--grammar= --grammar-file= --json-schema= -j=", "each request says which form its response has: send grammar or "

@@ -32,7 +32,7 @@ def command(config: EngineConfig, settings: ServerSettings, sampling: dict[str, 
     The flags under Sampling are for requests that do not set these values.
     Ctrl-C or SIGTERM stops the server: running requests get a few seconds to finish, or none after a second Ctrl-C.
     """
-    hide_values(["--api-key"])
+    hide_values(["--api-key", "--prefill-api-key"])
     try:
         if settings.has_several_models:
             _serve_several(given, settings)

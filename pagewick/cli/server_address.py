@@ -6,8 +6,6 @@ import http.client
 import json
 import os
 import socket
-import ssl
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +19,7 @@ from pagewick.errors import (
     PagewickError,
     QueueFullError,
 )
+from pagewick.server_url import ServerUrl, url_fields
 
 API_KEY_VARIABLES = ("PAGEWICK_API_KEY", "OPENAI_API_KEY")
 # The limit of a single read: a long prompt takes a while until its first token.
@@ -29,70 +28,21 @@ MAX_ERROR_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The address of a server. path: the part before /chat/completions, without a slash at its end: "/v1".
+class ServerAddress(ServerUrl):
+    """The address of a server, and the key that it wants."""
 
-    socket_path: of a Unix socket, which is used in place of host and port.
-    """
-
-    is_encrypted: bool
-    host: str
-    port: int
-    path: str
     api_key: str | None = field(default=None, repr=False)
-    socket_path: str | None = None
 
     @classmethod
     def parse(cls, url: str, api_key: str | None = None) -> ServerAddress:
-        """Parse http://host:port/v1; the path is /v1 if there is none. Or unix:PATH. Raises ConfigError."""
-        if url.startswith("unix:"):
-            socket_path = url.removeprefix("unix:").removeprefix("//")
-            if not socket_path:
-                raise ConfigError(f"{url!r} names no Unix socket; write unix:PATH")
-            return cls(False, "localhost", 80, "/v1", api_key, socket_path)
-        try:
-            parts = urllib.parse.urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"{url!r} is not a URL ({error}); write http://host:port/v1") from None
-        is_whole = parts.hostname and port != 0 and not parts.query and not parts.fragment
-        if parts.scheme not in ("http", "https") or not is_whole:
-            raise ConfigError(f"{url!r} is not the URL of a server; write http://host:port/v1")
-        if parts.username or parts.password:
-            raise ConfigError("a URL must not contain a password; put the API key into an environment variable")
-        # The host's name as DNS and HTTP need it, with umlauts encoded.
-        try:
-            host = (parts.hostname or "").encode("idna").decode("ascii")
-        except UnicodeError:
-            host = ""
-        if not host or not host.isprintable() or " " in host:
-            raise ConfigError(f"{parts.hostname!r} is not a host name; check --url")
-        path = parts.path.rstrip("/") or "/v1"
-        if not path.isascii() or not path.isprintable() or " " in path:
-            quoted = urllib.parse.quote(path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape")
-            whole = urllib.parse.urlunsplit(parts._replace(path=quoted))
-            raise ConfigError(f"the path {path!r} has characters that a URL cannot contain; write {whole}")
-        is_encrypted = parts.scheme == "https"
-        return cls(is_encrypted, host, port or (443 if is_encrypted else 80), path, api_key)
-
-    def __str__(self) -> str:
-        if self.socket_path is not None:
-            return f"unix:{self.socket_path}"
-        return f"{'https' if self.is_encrypted else 'http'}://{self.host_header}{self.path}"
-
-    @property
-    def host_header(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.is_encrypted else 80) else f"{host}:{self.port}"
+        """Parse what ServerUrl.parse does. Raises ConfigError."""
+        return cls(**url_fields(url, "--url"), api_key=api_key)
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers of every request."""
         authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"content-type": "application/json", "accept": "text/event-stream, application/json", **authorization}
-
-    def tls(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context() if self.is_encrypted else None
 
     def connect(self) -> http.client.HTTPConnection:
         """Return a connection, which is opened by its first request."""

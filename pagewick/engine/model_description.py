@@ -1,4 +1,4 @@
-"""What ModelInfo says about the labels of a model, and about the images that it reads."""
+"""Fields of ModelInfo about the labels of a model, and about the images that it reads."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from pagewick.server.api.dialect import Dialect
 from pagewick.server.api.ollama.dialect import OllamaApi
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.operation import Operation, describes
+from pagewick.server.api.prefill import PrefillApi
 from pagewick.server.api.responses_api.routes import ResponsesApi
 from pagewick.server.api.text_routes import TextApi
 from pagewick.server.core.conversations import ConversationStore, LocalConversations
@@ -50,7 +51,7 @@ from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The supported APIs, each with routes of its own.
-DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi, OllamaApi, AdaptersApi)
+DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi, OllamaApi, AdaptersApi, PrefillApi)
 
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)

@@ -18,15 +18,16 @@ from pagewick.config import EngineConfig
 from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.local_models import with_local_models
-from pagewick.sampling_params import with_changes
 from pagewick.server.app import ErrorBoundary, build_app, with_access_control
 from pagewick.server.core.start_warnings import warn_at_start
+from pagewick.server.engine_setup import set_up
 from pagewick.server.guard.access import check_exposure
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.http_server import HttpServer
 from pagewick.server.lifecycle import LAST_RESPONSES_S, Lifecycle, Stage, first_done, loading, stop_signals
 from pagewick.server.listening import address_of, listening
+from pagewick.server.remote_prefill import check_prefill
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.tracing import Tracing
@@ -67,6 +68,7 @@ def run_server(
     """
     keys = ApiKeys(settings)
     check_exposure(settings, keys)
+    check_prefill(config, settings)
     allow_open_files(settings)
     chat_template = None if settings.chat_template is None else read_template(Path(settings.chat_template))
     with contextlib.ExitStack() as resources:
@@ -127,8 +129,7 @@ class _Server:
             )
             engine = await first_done(starting, stop.wait())
             if isinstance(engine, AsyncEngine):
-                engine.default_params = with_changes(engine.default_params, self.sampling)
-                engine.chosen_defaults = frozenset(self.sampling)
+                set_up(engine, self.settings, self.sampling)
                 await self._serve(engine, serving, stop, hurry)
         finally:
             http.leave()

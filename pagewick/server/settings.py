@@ -78,6 +78,12 @@ class ServerSettings:
     )
     strict: bool = _option(False, "Refuse requests with unknown fields instead of naming these in a header.")
 
+    prefill_url: str | None = _option(
+        None, "Server that computes long prompts for this one: http://host:port/v1, or unix:PATH."
+    )
+    prefill_min_tokens: int = _option(256, "Length in tokens of the shortest prompt that --prefill-url computes.")
+    prefill_api_key: str | None = _option(None, "API key of --prefill-url.", is_secret=True)
+
     log_format: str = _option("text", "Format of the log: text or json (one object per line).")
     log_requests: bool = _option(True, "Log a line for every finished request, without its text.")
     log_prompts: bool = _option(False, "Also log the text of prompts and responses.")
@@ -193,6 +199,7 @@ SECTIONS = {
     "Server": "host",
     "Access": "api_key",
     "Limits": "max_body_size",
+    "Prompts elsewhere": "prefill_url",
     "Logs and chat page": "log_format",
     "Several models": "models_dir",
 }

@@ -32,7 +32,7 @@ class InputFields(Struct, kw_only=True):
     cache_salt: str | None = None
     timeout: float | None = None
 
-    def prompts_request(self, pooling: PoolingParams | Classification) -> PromptsRequest:
+    def prompts_request(self, pooling: PoolingParams | Classification | None) -> PromptsRequest:
         """Make the core's request. Raises InvalidRequestError."""
         return PromptsRequest(
             serving=Serving(self.priority, self.cache_salt, timeout_s=self.timeout),

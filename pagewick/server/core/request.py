@@ -47,7 +47,8 @@ class Template:
 class Serving:
     """How a request is served, in the words of RequestOptions.
 
-    shares_prefix: whether the prompt may share its beginning with those of other requests.
+    shares_prefix: whether the prompt may share its beginning with those of other requests. is_prefill: only the blocks
+    of the prompt are wanted.
     """
 
     priority: int | None = None
@@ -55,6 +56,7 @@ class Serving:
     session_id: str | None = None
     timeout_s: float | None = None
     shares_prefix: bool = True
+    is_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

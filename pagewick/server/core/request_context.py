@@ -64,6 +64,7 @@ def options_of(serving: Serving) -> RequestOptions:
         cache_salt=serving.cache_salt,
         session_id=serving.session_id,
         timeout_s=serving.timeout_s,
+        is_prefill=serving.is_prefill,
     )
 
 

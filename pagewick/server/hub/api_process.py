@@ -20,9 +20,9 @@ from pagewick.async_llm import AsyncEngine
 from pagewick.engine.messages import Failed, Outputs
 from pagewick.errors import PagewickError
 from pagewick.parallel.launch import die_with_parent
-from pagewick.sampling_params import with_changes
 from pagewick.server.app import Common, ErrorBoundary, build_app, with_access_control
 from pagewick.server.core.start_warnings import warn_at_start
+from pagewick.server.engine_setup import set_up
 from pagewick.server.guard.api_keys import ApiKeys
 from pagewick.server.http_server import HttpServer
 from pagewick.server.hub.client import HubClient
@@ -125,8 +125,7 @@ class ApiProcess:
         seed = None if setup.config.seed is None else setup.config.seed + _SEED_STRIDE * setup.number
         parser = settings.tool_call_parser
         engine = AsyncEngine.over(client, setup.config, text, seed=seed, tool_call_parser=parser)
-        engine.default_params = with_changes(engine.default_params, setup.sampling)
-        engine.chosen_defaults = frozenset(setup.sampling)
+        set_up(engine, settings, setup.sampling)
         if setup.number == 0:
             warn_at_start(settings, engine)
         self._stage.app = build_app(

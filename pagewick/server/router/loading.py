@@ -19,9 +19,9 @@ from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import NotEnoughMemoryError
 from pagewick.local_models import checked_local_models, weight_bytes
 from pagewick.log import of_model
-from pagewick.sampling_params import with_changes
 from pagewick.server.app import Stores, api_routes, routed
 from pagewick.server.core.start_warnings import warn_at_start
+from pagewick.server.engine_setup import set_up
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.http_metrics import HttpMetrics
@@ -109,8 +109,7 @@ class ModelSource:
                 at_each_start=self._beside_others,
             )
             try:
-                engine.default_params = with_changes(engine.default_params, self.entry.sampling)
-                engine.chosen_defaults = frozenset(self.entry.sampling)
+                set_up(engine, settings, self.entry.sampling)
                 warn_at_start(settings, engine)
                 return self._served(engine, local)
             except BaseException:

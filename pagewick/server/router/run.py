@@ -23,6 +23,7 @@ from pagewick.server.guard.open_files import allow_open_files
 from pagewick.server.http_server import HttpServer
 from pagewick.server.lifecycle import LAST_RESPONSES_S, Lifecycle, Stage, first_done, loading, stop_signals
 from pagewick.server.listening import address_of, listening
+from pagewick.server.remote_prefill import check_prefill
 from pagewick.server.router.app import build_router
 from pagewick.server.router.entry import ModelEntry
 from pagewick.server.router.loading import ServedModel, Together
@@ -86,6 +87,7 @@ def checked(entries: Sequence[ModelEntry], settings: ServerSettings) -> Sequence
             if owners.setdefault(name, entry) is not entry:
                 raise ConfigError(f"two models are called {name!r}; give one of them another name")
     for entry in entries:
+        check_prefill(entry.config, entry.settings)
         if entry.settings.chat_template is not None:
             read_template(Path(entry.settings.chat_template))
     at_start = [entry.name for entry in entries if entry.loads_at_start]
