@@ -110,6 +110,11 @@ class Generation:
         return self._request.adapter
 
     @property
+    def max_tokens(self) -> int | None:
+        """The largest number of tokens of each choice; None: the context is the limit."""
+        return self._request.params.max_tokens
+
+    @property
     def output(self) -> RequestOutput:
         return self.stream.output
 

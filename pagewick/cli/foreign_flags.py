@@ -53,7 +53,7 @@ SERVER_REFUSED: Lines = (
      "generation_config.json in its directory; --temperature, --top-p, --max-tokens and the like change it"),
     ("--tool-parser-plugin=", "nothing is loaded into the server; --tool-call-parser names a known format"),
     ("--tool-prompt=", "the chat template describes the tools; give another one with --chat-template"),
-    ("--mcp-command= --mcp-args= --mcp-config= --tool-server=", "the client runs the tools that it offers"),
+    ("--tool-server=", "--mcp-config names MCP servers, whose tools the server runs itself"),
     ("--ssl-keyfile= --ssl-certfile= --ssl-ca-certs= --ssl-cert-reqs= --ssl-ciphers= --enable-ssl-refresh "
      "--ssl-key-file= --ssl-cert-file=", "let a proxy such as nginx or Caddy speak TLS, and listen on 127.0.0.1"),
     ("--chat-template-content-format=auto", "the template determines the form of messages"),

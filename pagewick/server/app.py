@@ -34,6 +34,7 @@ from pagewick.server.api.text_routes import TextApi
 from pagewick.server.core.conversations import ConversationStore, LocalConversations
 from pagewick.server.core.core import Core
 from pagewick.server.core.stored_responses import LocalResponses, ResponseStore
+from pagewick.server.core.tool_rounds import ServerTools
 from pagewick.server.errors import ERROR_ANSWER, REQUEST_ID, ApiError, api_error
 from pagewick.server.guard.access import Access, ResponseHeaders, open_paths
 from pagewick.server.guard.api_keys import ApiKeys
@@ -109,19 +110,20 @@ def build_app(
     max_waiting_requests: int | None = None,
     dialects: Sequence[type[Dialect]] = DIALECTS,
     common: Common | None = None,
+    tools: ServerTools | None = None,
 ) -> ASGIApp:
     """Return the application. It answers every error in the form of the request's dialect, or in OpenAI's.
 
     keys: None takes those of settings and environment. max_waiting_requests: the engine's limit, so that a request that
-    it would refuse is refused before any work is done. common: None: there is one API process. Raises ConfigError for
-    invalid hosts, origins or keys.
+    it would refuse is refused before any work is done. common: None: there is one API process. tools: those that the
+    server runs itself. Raises ConfigError for invalid hosts, origins or keys.
     """
     lifecycle = lifecycle or Lifecycle()
     common = common or _common_of(engine, settings)
     request_log = RequestLog(settings, common.metrics, tracing)
     keys = ApiKeys(settings) if keys is None else keys
     table = [
-        *api_routes(engine, settings, common, request_log, max_waiting_requests, dialects),
+        *api_routes(engine, settings, common, request_log, max_waiting_requests, dialects, tools),
         *server_routes(settings, lifecycle, lambda: engine.health, common.render_metrics),
     ]
     app = guarded(table, settings, lifecycle, keys, tracing)
@@ -135,10 +137,11 @@ def api_routes(
     request_log: RequestLog,
     max_waiting_requests: int | None,
     dialects: Sequence[type[Dialect]] = DIALECTS,
+    tools: ServerTools | None = None,
 ) -> list[Route]:
     """Return the routes of one model. Nothing of the engine is read before a request comes."""
     admission = Admission(engine, max_waiting_requests, text_jobs=stores.text_jobs)
-    core = Core(engine, settings, request_log, stores.conversations, stores.responses)
+    core = Core(engine, settings, request_log, stores.conversations, stores.responses, tools)
     of_dialects = [route for dialect in dialects for route in dialect(core, admission).routes()]
     return [*of_dialects, *TextApi(engine, settings, admission).routes()]
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -18,6 +18,7 @@ from pagewick.config import EngineConfig
 from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import ConfigError
 from pagewick.local_models import with_local_models
+from pagewick.outputs import PartKind
 from pagewick.server.app import ErrorBoundary, build_app, with_access_control
 from pagewick.server.core.start_warnings import warn_at_start
 from pagewick.server.engine_setup import set_up
@@ -31,6 +32,9 @@ from pagewick.server.remote_prefill import check_prefill
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.engine_metrics import report_throughput
 from pagewick.server.telemetry.tracing import Tracing
+
+if TYPE_CHECKING:
+    from pagewick.server.mcp.toolbox import Toolbox
 
 # Default of a server. A request that would wait behind this many should go to another server.
 MAX_WAITING_REQUESTS = 1024
@@ -70,6 +74,13 @@ def run_server(
     check_exposure(settings, keys)
     check_prefill(config, settings)
     allow_open_files(settings)
+    tools = None
+    if settings.has_mcp:
+        # Not imported without: its library takes time.
+        from pagewick.server.mcp.config import mcp_servers
+        from pagewick.server.mcp.toolbox import Toolbox
+
+        tools = Toolbox(mcp_servers(settings), settings)
     chat_template = None if settings.chat_template is None else read_template(Path(settings.chat_template))
     with contextlib.ExitStack() as resources:
         tracing = None
@@ -88,7 +99,7 @@ def run_server(
                 on_ready(ReadyServer(address_of(listener), info, bool(keys), has_chat_template, is_reranker))
 
         if settings.api_server_count == 1:
-            server = _Server(config, settings, sampling or {}, listener, announce, keys, chat_template, tracing)
+            server = _Server(config, settings, sampling or {}, listener, announce, keys, chat_template, tracing, tools)
             running = server.run()
         else:
             from pagewick.server.hub.run import Hub
@@ -110,6 +121,7 @@ class _Server:
     keys: ApiKeys
     chat_template: str | None
     tracing: Tracing | None
+    tools: Toolbox | None = None
 
     def __post_init__(self) -> None:
         self._stage = Stage(ErrorBoundary(with_access_control(loading, self.settings, self.keys)))
@@ -121,6 +133,8 @@ class _Server:
         http = HttpServer(self._stage, self.settings)
         serving = asyncio.create_task(http.serve(sockets=[self.listener]))
         try:
+            if self.tools is not None and await first_done(self.tools.start(), stop.wait()):
+                return
             starting = AsyncEngine.start(
                 self.config,
                 chat_template=self.chat_template,
@@ -132,12 +146,20 @@ class _Server:
                 set_up(engine, self.settings, self.sampling)
                 await self._serve(engine, serving, stop, hurry)
         finally:
+            if self.tools is not None:
+                await self.tools.close()
             http.leave()
             await serving
 
     async def _serve(
         self, engine: AsyncEngine, serving: asyncio.Task[None], stop: asyncio.Event, hurry: asyncio.Event
     ) -> None:
+        if self.tools is not None and PartKind.TOOL_CALL not in engine.part_kinds:
+            await engine.close()
+            raise ConfigError(
+                "tools of MCP servers cannot be used: how this model writes tool calls is not known; leave out "
+                "--mcp-command and --mcp-config, or name the form with --tool-call-parser"
+            )
         reporting = asyncio.create_task(report_throughput(lambda: engine.stats, engine.info))
         try:
             self._stage.app = build_app(
@@ -147,6 +169,7 @@ class _Server:
                 keys=self.keys,
                 tracing=self.tracing,
                 max_waiting_requests=self.config.max_waiting_requests,
+                tools=self.tools,
             )
             warn_at_start(self.settings, engine)
             self.on_ready(engine.info, engine.has_chat_template)

@@ -49,6 +49,13 @@ class ServerSettings:
     )
     record_conversation: bool = _option(False, "Keep the messages of each session, so that clients send only new ones.")
 
+    mcp_command: str | None = _option(None, "Program of an MCP server whose tools this server runs (pagewick[mcp]).")
+    mcp_args: str | None = _option(None, "Arguments of --mcp-command, separated by commas.")
+    mcp_config: str | None = _option(None, "JSON file with MCP servers whose tools this server runs, in mcpServers.")
+    mcp_timeout: float = _option(60.0, "Seconds that a call of an MCP tool may take.")
+    mcp_max_rounds: int = _option(8, "Largest number of rounds of MCP tool calls in one request.")
+    mcp_max_result: int = _option(32768, "Characters of an MCP tool's result after which it is cut.")
+
     api_key: tuple[str, ...] = _option(
         (), "API key that clients must send; may be repeated (--api-key-file is safer).", is_secret=True
     )
@@ -140,6 +147,7 @@ class ServerSettings:
             raise ConfigError("--allow-runtime-lora-updating needs --api-server-count 1")
         for option in fields(self):
             self._check_number(option.name)
+        self._check_mcp()
 
     def _read_host(self) -> None:
         """Take a host that is a Unix socket for --uds: unix:PATH as in candle-vllm, PATH.sock as in llama.cpp."""
@@ -149,6 +157,23 @@ class ServerSettings:
             object.__setattr__(self, "uds", path if self.uds is None else self.uds)
         if self.uds is not None and (not self.uds or self.host != _LOOPBACK):
             raise ConfigError(f"give --uds a path, and leave --host out; got --uds {self.uds!r} --host {self.host}")
+
+    @property
+    def has_mcp(self) -> bool:
+        return self.mcp_command is not None or self.mcp_config is not None
+
+    def _check_mcp(self) -> None:
+        if self.mcp_args is not None and self.mcp_command is None:
+            raise ConfigError("--mcp-args has the arguments of --mcp-command; give that, too")
+        if not self.has_mcp:
+            return
+        if not (self.mcp_command is None or self.mcp_command) or not (self.mcp_config is None or self.mcp_config):
+            raise ConfigError("--mcp-command and --mcp-config must not be empty; leave them out to have no such tools")
+        flag = "--mcp-command" if self.mcp_command is not None else "--mcp-config"
+        if self.has_several_models or self.api_server_count > 1:
+            raise ConfigError(f"{flag} is for a server with one model and --api-server-count 1; leave it out")
+        if self.record_conversation:
+            raise ConfigError(f"{flag} cannot be combined with --record-conversation; leave one of them out")
 
     def _refuse_pool_options(self) -> None:
         options = {option.name: option.default for option in fields(self)}
@@ -197,6 +222,7 @@ class ServerSettings:
 # The sections of the help, as in config.SECTIONS.
 SECTIONS = {
     "Server": "host",
+    "Tools of MCP servers": "mcp_command",
     "Access": "api_key",
     "Limits": "max_body_size",
     "Prompts elsewhere": "prefill_url",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from pagewick.generation import Generation, Listener
 from pagewick.outputs import CompletionOutput, FinishReason, PartDelta, PartKind, ToolCall, text_of
@@ -103,11 +103,16 @@ class ChatResponse:
             await encoded(partial(form.choice, choice, logprobs[choice.index]), is_large=form.wants_logprobs)
             for choice in generation.output.outputs
         ]
+        return self.completion(choices)
+
+    def completion(self, choices: Sequence[ChatChoice | Raw]) -> ChatCompletion:
+        """Return the response with these choices, once they are complete."""
+        output = self.generation.output
         completion = ChatCompletion(**self.head, choices=choices, **self.report.for_response())
-        if generation.output.prompt_logprobs is not None:
-            completion.prompt_logprobs = generation.output.prompt_logprobs
-        if form.wants_token_ids:
-            completion.prompt_token_ids = generation.output.prompt_token_ids
+        if output.prompt_logprobs is not None:
+            completion.prompt_logprobs = output.prompt_logprobs
+        if self.form.wants_token_ids:
+            completion.prompt_token_ids = output.prompt_token_ids
         return completion
 
     async def chunks(self) -> AsyncGenerator[Following | ChatCompletionChunk]:
@@ -116,7 +121,7 @@ class ChatResponse:
         A token that completes no character gives no chunk; its log-probability goes with the next one.
         """
         async with self.generation:
-            yield Following(self.generation, _Chunks(self).of, self.text_chunk if self.is_plain else None)
+            yield Following(self.generation, Chunks(self).of, self.text_chunk if self.is_plain else None)
         if (last := self.report.for_last_chunk()) is not None:
             yield self.chunk([], last)
 
@@ -148,8 +153,8 @@ class ChatResponse:
         return chunks
 
 
-class _Chunks:
-    """Makes the chunks of deltas."""
+class Chunks:
+    """Makes the chunks of deltas, and of the openings of all choices before the first one."""
 
     def __init__(self, response: ChatResponse) -> None:
         self._response = response

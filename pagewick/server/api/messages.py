@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from pagewick.errors import InvalidRequestError
+
+
+class RanCall(Struct):
+    """A ServerToolCall that a client sends back."""
+
+    id: str
+    name: str
+    arguments: str
+    result: str | None = None
+    round: int = 0
+
 
 class ChatMessage(Struct, omit_defaults=True):
     """content: a text, or a list of parts, which are texts and images. reasoning_content: the model's thoughts.
 
-    reasoning: vLLM's and OpenRouter's newer name for reasoning_content.
+    reasoning: vLLM's and OpenRouter's newer name for reasoning_content. server_tool_calls: the calls that the server
+    ran for an earlier response, as that had them.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -23,6 +38,7 @@ class ChatMessage(Struct, omit_defaults=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    server_tool_calls: list[RanCall] | None = None
 
     @property
     def text(self) -> str:
@@ -38,4 +54,35 @@ class ChatMessage(Struct, omit_defaults=True):
         reasoning = message.pop("reasoning", None)
         if reasoning is not None:
             message.setdefault("reasoning_content", reasoning)
+        message.pop("server_tool_calls", None)
         return message
+
+
+def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return a conversation for the chat template. The calls that the server ran become messages of their own.
+
+    Raises InvalidRequestError if another message than the assistant's has some.
+    """
+    plain: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        if message.server_tool_calls:
+            if message.role != "assistant":
+                where = f"messages[{place}].server_tool_calls"
+                raise InvalidRequestError(f"{where} is for messages of the assistant; leave it out", param=where)
+            for _, calls in groupby(message.server_tool_calls, key=lambda call: call.round):
+                plain += _round_of(list(calls))
+            if not (message.content or message.tool_calls or message.function_call):
+                continue
+        plain.append(message.plain())
+    return plain
+
+
+def _round_of(calls: Sequence[RanCall]) -> list[dict[str, Any]]:
+    made = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": call.result or ""} for call in calls
+    ]
+    return [{"role": "assistant", "content": "", "tool_calls": made}, *results]

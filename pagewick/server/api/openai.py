@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import uuid
 from functools import partial
@@ -17,6 +18,7 @@ from starlette.routing import Route
 from pagewick.errors import InvalidRequestError
 from pagewick.generation import Generation
 from pagewick.server.api.chat_response import ChatForm, ChatResponse
+from pagewick.server.api.chat_rounds import RoundsResponse
 from pagewick.server.api.classification import (
     ClassificationList,
     ClassificationRequest,
@@ -51,9 +53,11 @@ from pagewick.server.api.responses import (
     SessionResponse,
 )
 from pagewick.server.api.served_models import fingerprint_of
+from pagewick.server.api.server_tools import with_server_tools
 from pagewick.server.api.usage import UsageReport
 from pagewick.server.core.request import PromptsRequest
 from pagewick.server.core.request_context import RequestContext
+from pagewick.server.core.tool_rounds import ToolRounds
 from pagewick.server.errors import ApiError
 
 _GENERATING = Operation(tag="OpenAI's API", known=OPENAI_FIELDS, errors=(404, 409, 429, 500, 504))
@@ -96,12 +100,19 @@ class OpenAIApi(Dialect):
         body, ignored = await self.read(request, ChatCompletionRequest)
         ignored += check_parts(body.messages, reads_images=self.reads_images)
         ignored += ignored_names(body, self.core.thinking_model)
-        wanted = body.chat_request()
+        wanted, names = with_server_tools(body.chat_request(), body.server_tools, self.core.tools)
         ignored += unread_variables(wanted.template, self.core.engine)
 
-        def render(generation: Generation) -> ChatResponse:
-            return ChatResponse(
-                generation, _chat_form(body), UsageReport(body, [generation]), self._head("chatcmpl", body)
+        def render(generation: Generation) -> ChatResponse | RoundsResponse:
+            head, form = self._head("chatcmpl", body), _chat_form(body)
+            if self.core.tools is None or not names:
+                return ChatResponse(generation, form, UsageReport(body, [generation]), head)
+            context = RequestContext.of(request)
+            start = partial(self.core.start_chat, context, recording=None)
+            rounds = ToolRounds(self.core.tools, wanted, generation, start, names, context.request_id)
+            report = UsageReport(body, rounds.generations, are_rounds=True)
+            return RoundsResponse(
+                rounds, ChatResponse(generation, dataclasses.replace(form, has_tools=True), report, head)
             )
 
         return await self.answer_chat(request, wanted, render, ignored)

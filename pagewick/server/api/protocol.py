@@ -18,7 +18,7 @@ from pagewick.server.api.conversation_fields import (
     template_of,
     thinking_of,
 )
-from pagewick.server.api.messages import ChatMessage
+from pagewick.server.api.messages import ChatMessage, plain_messages
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.api.structured_fields import StructuredFields
 from pagewick.server.api.tool_fields import FunctionTool, NamedFunction, Tool, choice_of, tools_of
@@ -123,6 +123,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     record_conversation: keep the messages of the session, so that the next request sends only new ones.
     tools: functions that the model may call. tool_choice: none, auto, required, one function, or some of them.
     parallel_tool_calls: false allows one call per response. functions, function_call: former names, with one call.
+    server_tools: false does not offer the tools that the server runs itself; a list offers those that it names.
     """
 
     messages: list[ChatMessage]
@@ -152,6 +153,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     functions: list[FunctionTool] | None = None
     function_call: Literal["none", "auto"] | NamedFunction | None = None
+    server_tools: bool | list[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,7 +194,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
                 logprobs=(self.top_logprobs or self.n_probs or 0) if self.wants_logprobs else None,
             ),
             names=self.names(),
-            messages=[message.plain() for message in self.messages],
+            messages=plain_messages(self.messages),
             template=template_of(self),
             thinking=thinking_of(self),
             splits_reasoning=self.reasoning_format != "none",

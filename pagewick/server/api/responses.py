@@ -79,10 +79,25 @@ class ToolCallDelta(Struct, kw_only=True):
     function: FunctionDelta
 
 
+class ServerToolCall(Struct):
+    """Ours: a call of a tool that the server ran itself. index: among all of the response. round: from 0.
+
+    A stream has it in two pieces: the call when it begins, and its result, with the same index.
+    """
+
+    index: int
+    round: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    result: str | UnsetType = UNSET
+    is_error: bool | UnsetType = UNSET
+
+
 class ResponseMessage(Struct):
     """The model's thoughts stand under both names that clients read; a message without thoughts has neither.
 
-    function_call: the only call, for clients that know its former form.
+    function_call: the only call, for clients that know its former form. server_tool_calls: those that the server ran.
     """
 
     role: str
@@ -92,6 +107,7 @@ class ResponseMessage(Struct):
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     function_call: FunctionDelta | UnsetType = UNSET
+    server_tool_calls: list[ServerToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -133,6 +149,7 @@ class ChatDelta(Struct):
     refusal: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     function_call: FunctionDelta | UnsetType = UNSET
+    server_tool_calls: list[ServerToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

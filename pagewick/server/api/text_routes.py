@@ -24,7 +24,7 @@ from pagewick.server.api.decoding import decode_request
 from pagewick.server.api.images import check_parts
 from pagewick.server.api.json_response import json_response
 from pagewick.server.api.known_fields import PROMPT_FIELDS
-from pagewick.server.api.messages import ChatMessage
+from pagewick.server.api.messages import ChatMessage, plain_messages
 from pagewick.server.api.operation import Operation, describes
 from pagewick.server.api.request_fields import one_of
 from pagewick.server.api.responses import (
@@ -66,7 +66,7 @@ class _Conversation(Struct, kw_only=True):
         if self.messages is None:
             raise InvalidRequestError("messages is missing", param="messages")
         check_count("messages", len(self.messages), MAX_MESSAGES)
-        return [message.plain() for message in self.messages]
+        return plain_messages(self.messages)
 
     def plain_tools(self) -> list[dict[str, Any]] | None:
         """Return the tools as a chat gives them to the template. Raises InvalidRequestError for wrong ones."""

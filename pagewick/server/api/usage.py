@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -20,9 +20,13 @@ class UsageReport:
     prompt's.
     """
 
-    def __init__(self, request: GenerationRequest, generations: Sequence[Generation]) -> None:
+    def __init__(
+        self, request: GenerationRequest, generations: Sequence[Generation], *, are_rounds: bool = False
+    ) -> None:
+        """are_rounds: the Generations, of which more may come, run one after another and not at the same time."""
         self._request = request
         self._generations = generations
+        self._total_s: Callable[[Iterable[float]], float] = sum if are_rounds else _longest
 
     @property
     def is_same_for_chunks(self) -> bool:
@@ -81,8 +85,8 @@ class UsageReport:
         num_cached_tokens = sum(one.output.num_cached_tokens for one in self._generations)
         num_prompt_tokens = sum(len(one.output.prompt_token_ids) for one in self._generations) - num_cached_tokens
         num_output_tokens = sum(one.stream.num_output_tokens for one in self._generations)
-        prompt_s = max((one.output.prefill_s for one in self._generations), default=0.0)
-        output_s = max((one.output.decode_s for one in self._generations), default=0.0)
+        prompt_s = self._total_s(one.output.prefill_s for one in self._generations)
+        output_s = self._total_s(one.output.decode_s for one in self._generations)
         num_first_tokens = sum(one.stream.num_output_tokens > 0 for one in self._generations)
         timings = Timings(
             cache_n=num_cached_tokens,
@@ -94,6 +98,10 @@ class UsageReport:
             predicted_per_second=_rate(num_output_tokens - num_first_tokens, output_s),
         )
         return {"timings": timings}
+
+
+def _longest(times_s: Iterable[float]) -> float:
+    return max(times_s, default=0.0)
 
 
 def _rate(count: int, seconds: float) -> float:

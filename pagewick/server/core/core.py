@@ -26,6 +26,7 @@ from pagewick.server.core.sampling import bias_texts, sampling_params
 from pagewick.server.core.stored_responses import LocalResponses, ResponseStore
 from pagewick.server.core.template import chat_options
 from pagewick.server.core.thinking import ThinkingModel, budget_of
+from pagewick.server.core.tool_rounds import ServerTools
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.request_log import Observation, RequestLog
 from pagewick.text.output_stream import ChoiceDelta
@@ -44,7 +45,7 @@ class Core:
 
     It checks the values of a request before anything is encoded. A dialect checks the shape of a body, and the engine
     everything that depends on the prompt's tokens. conversations, responses: None keeps those
-    of this process.
+    of this process. tools: those that the server runs itself.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Core:
         log: RequestLog,
         conversations: ConversationStore | None = None,
         responses: ResponseStore | None = None,
+        tools: ServerTools | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.conversations = conversations or LocalConversations(engine.session_ttl_s)
         self.responses = responses or LocalResponses()
+        self.tools = tools
         self._log = log
         self._takes_late_instructions: bool | None = None
 
