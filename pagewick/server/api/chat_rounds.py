@@ -57,6 +57,8 @@ class RoundsResponse:
         choice = of_first.form.choice(joined, logprobs)
         if rounds.runs:
             choice.message.server_tool_calls = [_whole_call(run) for run in rounds.runs]
+            # As with calls of the client's tools only.
+            choice.message.content = choice.message.content or None
         return of_first.completion([choice])
 
     async def chunks(self) -> AsyncGenerator[Following | ChatCompletionChunk]:

@@ -42,7 +42,7 @@ class McpServer:
 
     @property
     def place(self) -> str:
-        """What an error names: the program, or the URL without a query and a password in it."""
+        """Return the program, or the URL without a query and a password in it, for errors."""
         if self.command is not None:
             return self.command
         parts = urlsplit(self.url or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -30,12 +31,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 60.0, 60.0
 CLOSE_TIMEOUT_S = 8.0
 # A server that lists its tools on more pages does not end.
 MAX_PAGES = 64
-# What the library says when a server with a URL has forgotten the session.
+# The library says this when a server with a URL has forgotten the session.
 _NO_SESSION = "Session terminated"
 # A server may hold the stream of a response open while a tool runs; Connection.call has the limit for that.
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
 
 _logger = get_logger(__name__)
+# The library logs all that it cannot read, which may be results. This module's records say enough.
+logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 
 class Connection:

@@ -1,4 +1,4 @@
-"""What the model reads of a tool's result: its texts, and a word about anything else."""
+"""The text that the model reads of a tool's result."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class Toolbox:
             from pagewick.server.mcp.connection import Connection
         except ImportError as error:
             raise ConfigError(
-                f"tools of MCP servers need the package mcp ({error}); install pagewick[mcp], or leave out "
-                "--mcp-command and --mcp-config"
+                f"--mcp-command and --mcp-config need the package mcp ({error}); install it with: pip install "
+                "'pagewick[mcp]'"
             ) from None
         self.definitions: Sequence[Mapping[str, Any]] = ()
         self.max_rounds = settings.mcp_max_rounds
