@@ -33,6 +33,7 @@ CLOSE_TIMEOUT_S = 8.0
 MAX_PAGES = 64
 # The library says this when a server with a URL has forgotten the session.
 _NO_SESSION = "Session terminated"
+_ENDED = "the tool's server ended before it gave a result"
 # A server may hold the stream of a response open while a tool runs; Connection.call has the limit for that.
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
 
@@ -48,6 +49,7 @@ class Connection:
         self.server = server
         self.tools: Sequence[Tool] = ()
         self._start_timeout_s = start_timeout_s
+        self._has_started = False
         self._client: Client | None = None
         self._ended = asyncio.Event()  # of the present session
         self._closing = asyncio.Event()
@@ -64,7 +66,7 @@ class Connection:
         self._closing.set()
         if self._running is None:
             return
-        if self._client is None:
+        if not self._has_started:
             self._running.cancel()
         done, _ = await asyncio.wait({self._running}, timeout=CLOSE_TIMEOUT_S)
         if not done:
@@ -84,10 +86,12 @@ class Connection:
         except MCPError as error:
             if error.code == CONNECTION_CLOSED or str(error) == _NO_SESSION:
                 self._ended.set()
-                raise ToolFailure("the tool's server ended before it gave a result") from None
+                raise ToolFailure(_ENDED) from None
             raise ToolFailure(str(error)) from None
         # Whatever a server sends: only this call fails.
         except Exception as error:
+            if client is not self._client:
+                raise ToolFailure(_ENDED) from None
             raise ToolFailure(f"the tool's server sent a wrong result: {_reason(error)}") from None
 
     async def _run(self, started: asyncio.Future[None]) -> None:
@@ -128,7 +132,7 @@ class Connection:
             except TimeoutError:
                 raise TimeoutError(f"it did not list its tools within {self._start_timeout_s:g} s") from None
             self._take_tools(tools, is_first=not started.done())
-            self._client = client
+            self._client, self._has_started = client, True
             try:
                 if not started.done():
                     started.set_result(None)
