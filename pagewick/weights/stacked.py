@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.errors import ModelLoadError
+from pagewick.weights.stack_kinds import DOWN, GATE, GATE_UP, SCALE, SCALE_INV, UP, Kind, kind_of, plain_leaf
 from pagewick.weights.tensor_headers import TensorInfo
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _FIX: Final = "  config.json and the weights do not belong together; download or copy both again"
 _BLOCK: Final = 32
-_GATE_UP, _GATE, _UP, _DOWN = "gate_up_proj", "gate_proj", "up_proj", "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,13 @@ class Stacking:
     def projections(self) -> tuple[str, ...]:
         """Names of the stacks of numbers, those of the experts' inputs first."""
         if self.are_gates_apart:
-            return _GATE, _UP, _DOWN
-        return (_GATE_UP if self.is_gated else _UP), _DOWN
+            return GATE, UP, DOWN
+        return (GATE_UP if self.is_gated else UP), DOWN
+
+    @property
+    def has_outputs_in_rows(self) -> bool:
+        """Whether stacks are [E, N, C] for certain, gate before up, under the usual names."""
+        return self.is_transposed is False and not self.is_interleaved and not self.names
 
     def usual_name(self, name: str) -> str:
         """Return the name that a tensor of the file would have in most files."""
@@ -115,7 +120,7 @@ STACKINGS: Final[Mapping[str, Stacking]] = {
         (".moe",), "n_routed_experts", "moe_intermediate_size", are_gates_apart=True,
         names=tuple(
             (f".{name}.weight{suffix}", f".{name}{suffix}")
-            for name in (_GATE, _UP, _DOWN) for suffix in ("", "_scale_inv")
+            for name in (GATE, UP, DOWN) for suffix in ("", "_scale_inv")
         ),
     ),
     "Gemma4ForCausalLM": _GEMMA4,
@@ -155,21 +160,27 @@ def stacked_parts(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> d
     if stacking is None:
         return {}
     sizes = _Sizes.read(stacking, config)
-    stacks: dict[str, dict[str, tuple[TensorInfo, _Kind]]] = {}
+    stacks: dict[str, dict[str, tuple[TensorInfo, Kind]]] = {}
     for tensor in tensors:
         owner, _, leaf = stacking.usual_name(tensor.name).rpartition(".")
-        kind = _kind_of(stacking, leaf)
+        kind = kind_of(stacking.projections, leaf)
         if f".{owner}".endswith(stacking.owners) and kind is not None:
             stacks.setdefault(owner, {})[leaf] = tensor, kind
     found: dict[str, StackedPart] = {}
     for owner, present in stacks.items():
         for tensor, kind in present.values():
+            if kind.is_of_torchao and not stacking.has_outputs_in_rows:
+                raise ModelLoadError(
+                    f"torchao has quantized all experts of a layer in {tensor.name}, which is not supported for this "
+                    "model\n  use its unquantized checkpoint, with --quantization q4_k_m"
+                )
             # Scales lie as the numbers do.
             numbers, _ = present.get(kind.projection, (None, kind))
             is_transposed = numbers is not None and sizes.is_transposed(numbers, kind)
             sizes.check(tensor, kind, is_transposed=is_transposed)
             found |= {part.info.name: part for part in _parts(stacking, tensor, owner, kind, is_transposed)}
-        _check_complete(stacking, owner, {leaf: tensor.name for leaf, (tensor, _) in present.items()})
+        leaves = {plain_leaf(leaf, kind): tensor.name for leaf, (tensor, kind) in present.items()}
+        _check_complete(stacking, owner, {leaf: name for leaf, name in leaves.items() if leaf})
     return found
 
 
@@ -180,32 +191,6 @@ def separated(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> list[
     for part in stacked_parts(config, stored).values():
         of_stack.setdefault(part.stack, []).append(part.info)
     return [one for tensor in stored for one in of_stack.get(tensor.name, [tensor])]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of stack. projection: which one. suffix: the rest of its name. leaf: of an expert's tensor in it."""
-
-    projection: str
-    suffix: str
-    leaf: str
-
-
-# The scales of numbers of 8 bits, in blocks of rows and columns; those of rows or of groups of columns.
-_SCALE_INV, _SCALE = "_scale_inv", "_scale"
-_LEAVES: Final = {
-    "": "weight", "_bias": "bias", "_blocks": "weight_packed", "_scales": "weight_scale",
-    "_packed": "weight_packed", _SCALE: "weight_scale", _SCALE_INV: "weight_scale_inv",
-}  # fmt: skip
-_NUM_DIMENSIONS: Final = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3, "_packed": 3, _SCALE: 3, _SCALE_INV: 3}
-
-
-def _kind_of(stacking: Stacking, leaf: str) -> _Kind | None:
-    for projection in stacking.projections:
-        suffix = leaf.removeprefix(projection)
-        if leaf.startswith(projection) and suffix in _LEAVES:
-            return _Kind(projection, suffix, _LEAVES[suffix])
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,32 +218,32 @@ class _Sizes:
         experts, width, inner = (value if isinstance(value := values.get(name), int) else None for name in names)
         return cls(stacking, experts, width, inner, _block_of(config))
 
-    def is_transposed(self, numbers: TensorInfo, kind: _Kind) -> bool:
+    def is_transposed(self, numbers: TensorInfo, kind: Kind) -> bool:
         """Whether the outputs in a stack with these numbers are the last dimension; if both may be, they are not."""
-        if kind.suffix not in ("", _SCALE_INV):
+        if kind.suffix not in ("", SCALE_INV):
             return False
         if self.stacking.is_transposed is not None:
             return self.stacking.is_transposed
-        inputs = self.inner if kind.projection == _DOWN else self.width
+        inputs = self.inner if kind.projection == DOWN else self.width
         return numbers.shape[1:2] == (inputs,) and numbers.shape[-1] != inputs
 
-    def check(self, tensor: TensorInfo, kind: _Kind, *, is_transposed: bool) -> None:
+    def check(self, tensor: TensorInfo, kind: Kind, *, is_transposed: bool) -> None:
         """Raise ModelLoadError unless a stack has the shape that config.json says, as far as it says it."""
         if self.num_experts is None or self.width is None or self.inner is None:
-            if len(tensor.shape) != _NUM_DIMENSIONS[kind.suffix]:
+            if len(tensor.shape) != kind.num_dimensions:
                 raise ModelLoadError(
                     f"cannot load {tensor.name}: its shape is {list(tensor.shape)}, and it must have "
-                    f"{_NUM_DIMENSIONS[kind.suffix]} dimensions\n{_FIX}"
+                    f"{kind.num_dimensions} dimensions\n{_FIX}"
                 )
             return
-        outputs, inputs = (2 if kind.projection == _GATE_UP else 1) * self.inner, self.width
-        if kind.projection == _DOWN:
+        outputs, inputs = (2 if kind.projection == GATE_UP else 1) * self.inner, self.width
+        if kind.projection == DOWN:
             outputs, inputs = self.width, self.inner
-        if kind.suffix == _SCALE_INV:
+        if kind.suffix == SCALE_INV:
             rows, columns = self._block_for(tensor, kind, is_transposed=is_transposed)
             outputs, inputs = -(-outputs // rows), -(-inputs // columns)
         expected: tuple[int, ...] = (self.num_experts, outputs)
-        if kind.suffix in ("", _SCALE_INV):
+        if kind.suffix in ("", SCALE_INV):
             expected = (self.num_experts, inputs, outputs) if is_transposed else (*expected, inputs)
         elif kind.suffix == "_blocks":
             expected = (*expected, inputs // _BLOCK, _BLOCK // 2)
@@ -273,7 +258,7 @@ class _Sizes:
                 + _FIX
             )
 
-    def _block_for(self, scales: TensorInfo, kind: _Kind, *, is_transposed: bool) -> tuple[int, int]:
+    def _block_for(self, scales: TensorInfo, kind: Kind, *, is_transposed: bool) -> tuple[int, int]:
         """Return the rows and columns that share one of these scales. Raises ModelLoadError."""
         rows, columns = self.block or (1, 0)
         if self.block is None or (is_transposed and rows != columns):
@@ -281,7 +266,7 @@ class _Sizes:
                 f"cannot load {scales.name}: experts of a layer in one tensor need a weight_block_size in config.json"
                 f"{', as many rows as columns,' * is_transposed} for such scales\n{_FIX}"
             )
-        if kind.projection == _GATE_UP and self.inner is not None and self.inner % rows:
+        if kind.projection == GATE_UP and self.inner is not None and self.inner % rows:
             raise ModelLoadError(
                 f"cannot load {scales.name}: some of its blocks of {rows} rows are in gate and in up\n"
                 "  use another checkpoint of this model"
@@ -299,12 +284,12 @@ def _block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _parts(
-    stacking: Stacking, tensor: TensorInfo, owner: str, kind: _Kind, is_transposed: bool
+    stacking: Stacking, tensor: TensorInfo, owner: str, kind: Kind, is_transposed: bool
 ) -> Iterator[StackedPart]:
     outputs = tensor.shape[-1 if is_transposed else 1]
     # A block of FP4 is a row of its own in a stack.
     inputs = (tensor.shape[1],) if is_transposed else (prod(tensor.shape[2:]),) * (kind.suffix != "_bias")
-    if kind.projection != _GATE_UP:
+    if kind.projection != GATE_UP:
         rows = {kind.projection: slice(None)}
     elif stacking.is_interleaved:
         rows = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
@@ -330,7 +315,7 @@ def _check_complete(stacking: Stacking, owner: str, leaves: Mapping[str, str]) -
         suffixes = ["_blocks", "_scales"]
     elif any(leaf.endswith("_packed") for leaf in leaves):
         suffixes = ["_packed"]
-    suffixes += [end for end in (_SCALE, _SCALE_INV) if any(leaf.endswith(end) for leaf in leaves)]
+    suffixes += [end for end in (SCALE, SCALE_INV) if any(leaf.endswith(end) for leaf in leaves)]
     suffixes += ["_bias"] * stacking.has_biases
     wanted = [f"{projection}{suffix}" for projection in stacking.projections for suffix in suffixes]
     missing = [f"{owner}.{leaf}" for leaf in wanted if leaf not in leaves]

@@ -42,10 +42,7 @@ def logical_tensors(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) ->
 
     tensors: of the files. Raises ConfigError and ModelLoadError.
     """
-    rules, tensors = packed_rules(config), list(tensors)
-    if rules is not None:
-        rules.check_names(tensor.name for tensor in tensors)
-    stored = upright(config, separated(config, tensors))
+    rules, stored = packed_rules(config), upright(config, separated(config, tensors))
     if rules is None:
         if packed := [one.name for one in stored if one.name.endswith(_PACKED_SUFFIXES)]:
             raise ConfigError(
@@ -53,6 +50,7 @@ def logical_tensors(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) ->
                 "quantization_config\n  download or copy config.json again"
             )
         return LogicalTensors(tuple(stored), {})
+    rules.check_names(tensor.name for tensor in stored)
     owners = _packed_prefixes(rules, stored)
     if not owners:
         raise ModelLoadError(
@@ -92,7 +90,7 @@ def _of_module(rules: PackedRules, prefix: str) -> PackedFormat | None:
 
 
 def _weight(rules: PackedRules, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
-    form = rules.format_of(prefix) or _of_module(rules, prefix) or rules.by_tensors
+    form = rules.format_of(prefix) or _of_module(rules, prefix) or rules.by_tensors(prefix)
     if form is None:
         raise ModelLoadError(
             f"{name_some(part.name for part in parts.values())}: packed, and {rules.excluded_by} in config.json says "

@@ -112,8 +112,9 @@ class PackedRules:
 
     label: the name of the whole for people. suffixes: of all parts. marks: those of them that only a packed weight has.
     format_of: prefix -> the weight's format; None if it is not packed. excluded_by: the entry of config.json that
-    leaves weights out, for messages. by_tensors: the format of weights that are packed although format_of says no;
-    their tensors say how. check_names: raises ModelLoadError for names of tensors that are packed in another way.
+    leaves weights out, for messages. by_tensors: prefix -> the format of a weight that is packed although format_of
+    says no, where tensors say themselves how. check_names: raises ModelLoadError for tensors that are packed in another
+    way, by their names.
     """
 
     label: str
@@ -121,7 +122,7 @@ class PackedRules:
     marks: Collection[str]
     format_of: Callable[[str], PackedFormat | None]
     excluded_by: str = "modules_to_not_convert"
-    by_tensors: PackedFormat | None = None
+    by_tensors: Callable[[str], PackedFormat | None] = lambda _: None
     check_names: Callable[[Iterable[str]], None] = lambda _: None
 
 

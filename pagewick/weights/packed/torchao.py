@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pagewick.weights.name_patterns import Place
+from pagewick.weights.packed.adapted import FactoredFormat
 from pagewick.weights.packed.compressed_tensors import IntegerFormat
 from pagewick.weights.packed.fp4 import MODELOPT_NVFP4, Fp4Format
 from pagewick.weights.packed.fp8 import Fp8Format, block_size
@@ -36,6 +37,7 @@ from pagewick.weights.packed.torchao_tensors import (
     check_names,
     unwrapped,
 )
+from pagewick.weights.stack_kinds import stacks_of
 from pagewick.weights.tensor_headers import TensorInfo
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ _TILED: Final = "tile_packed_to_4d"
 # Tiles of 16 rows are for AMD's GPUs, and in another order.
 _ROWS_OF_TILE: Final = 8
 _MAPPINGS: Final = ("symmetric", "symmetric_no_clipping_err", "asymmetric")
-_WITH_BASE: Final = ("AWQConfig", "SmoothQuantConfig", "GPTQConfig")
+# Configurations around that of weights; those of the first have factors for activations, too.
+_WITH_FACTORS, _GPTQ = ("AWQConfig", "SmoothQuantConfig"), "GPTQConfig"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class TorchaoFormat(PackedFormat):
         return (self.expected or Fp8Format(None)).planned(name, rows, columns)
 
     def weight(self, prefix: str, parts: Mapping[str, TensorInfo]) -> PackedWeight:
-        form = self.expected
+        form = self.expected.inner if isinstance(self.expected, FactoredFormat) else self.expected
         is_symmetric = isinstance(form, IntegerFormat) and form.bits == 8 and form.is_symmetric
         return TorchaoTensors(prefix, parts).weight(is_symmetric=is_symmetric)
 
@@ -95,7 +98,7 @@ def read_rules(settings: Settings) -> PackedRules:
         SUFFIXES,
         MARKS,
         format_of,
-        by_tensors=TorchaoFormat(None),
+        by_tensors=lambda prefix: TorchaoFormat(by_module(prefix)),
         check_names=check_names,
     )
 
@@ -113,11 +116,12 @@ def _by_module(whole: Settings) -> tuple[list[PackedFormat | None], Callable[[st
     ]  # fmt: skip
 
     def format_of(prefix: str) -> PackedFormat | None:
-        for name in (f"{prefix}.weight", prefix):
+        names = (f"{prefix}.weight", prefix, *stacks_of(prefix))
+        for name in names:
             if name in formats:
                 return formats[name]
         for matches, form in patterns:
-            if matches(f"{prefix}.weight") or matches(prefix):
+            if any(matches(name) for name in names):
                 return form
         return formats.get(_DEFAULT)
 
@@ -197,12 +201,16 @@ def _nvfp4(data: Settings) -> Fp4Format:
 
 
 def _of_base(data: Settings) -> PackedFormat:
-    """AWQ and SmoothQuant: factors for activations beside the weights of another configuration."""
+    """Return the format of the configuration within another one. Raises ModelLoadError."""
     base = data.child("base_config")
     if base is None:
         raise data.wrong("base_config", "a configuration")
-    base.choice("_type", tuple(kind for kind in _CONFIGURATIONS if kind not in _WITH_BASE))
+    base.choice("_type", tuple(kind for kind in _CONFIGURATIONS if kind not in (*_WITH_FACTORS, _GPTQ)))
     return _format(base)
+
+
+def _factored(data: Settings) -> PackedFormat:
+    return FactoredFormat(_of_base(data))
 
 
 def _group_size(data: Settings, name: str) -> int:
@@ -238,5 +246,6 @@ _CONFIGURATIONS: Final[Mapping[str, Callable[[Settings], PackedFormat]]] = {
     "Float8DynamicActivationInt4WeightConfig": _symmetric_int4,
     "MXDynamicActivationMXWeightConfig": _mx,
     **dict.fromkeys(("NVFP4DynamicActivationNVFP4WeightConfig", "NVFP4WeightOnlyConfig"), _nvfp4),
-    **dict.fromkeys(_WITH_BASE, _of_base),
+    **dict.fromkeys(_WITH_FACTORS, _factored),
+    _GPTQ: _of_base,
 }  # fmt: skip

@@ -33,6 +33,7 @@ from pagewick.weights.packed.fp8 import ZERO_POINTS, Fp8Format, matrix_shape
 from pagewick.weights.packed.layout import PackedFormat, PackedWeight, demand_parts
 from pagewick.weights.packed.settings import Settings
 from pagewick.weights.packed.torchao_int4 import SCALES_AND_ZEROS, TorchaoInt4Format
+from pagewick.weights.stack_kinds import stacks_of
 from pagewick.weights.tensor_headers import TensorInfo
 
 _STEM: Final = "._weight_"
@@ -51,6 +52,7 @@ _PARTS: Final = {
 _PLAIN: Final = ".weight"
 SUFFIXES: Final = (*(_STEM + part for part in _PARTS), _PLAIN)
 MARKS: Final = tuple(_STEM + part for part in ("qdata", "scale", "scale_and_zero"))
+_ENDS: Final = tuple(f"_{part}" for part in _PARTS if part != "scale")
 INTEGERS: Final = tuple(f"int{bits}" for bits in range(1, 9))
 MXFP4: Final = Fp4Format("MXFP4", ".weight", 32, ("F8_E8M0",))
 MXFP8: Final = Fp8Format((1, 32))
@@ -80,12 +82,14 @@ class TorchaoTensors:
             raise ModelLoadError(
                 f"{self.prefix} has both a weight and tensors of a quantized one\n  download the checkpoint again"
             )
-        entries = self._description()
-        kind = entries.choice("_type", tuple(_KINDS))
+        entries, is_stacked = self._description()
+        kind = entries.choice("_type", _STACKED_KINDS if is_stacked else tuple(_KINDS))
         data = entries.child("_data")
         if data is None:
             raise entries.wrong("_data", "an object")
         attributes = Settings({k: unwrapped(v) for k, v in data.values.items()}, data.path, data.file)
+        if is_stacked:
+            attributes = _of_one(attributes)
         demand_parts(self.prefix, self.parts, [_STEM + part for part in _NEEDED.get(kind, ("qdata", "scale"))], kind)
         parts = {
             suffix: tensor
@@ -95,13 +99,15 @@ class TorchaoTensors:
         form = _KINDS[kind](attributes, parts, is_symmetric)
         return (FactoredFormat(form) if FACTORS in parts else form).weight(self.prefix, parts)
 
-    def _description(self) -> Settings:
-        """Return what the header says about the weight."""
+    def _description(self) -> tuple[Settings, bool]:
+        """Return what the header says about the weight, and whether it says so about all experts of the layer."""
         tensor = next(iter(self.parts.values()))
         file = f"the header of {tensor.file_name or 'the file'}"
         texts = tensor.metadata or {}
-        others = (new + self.prefix.removeprefix(old) for old, new in _OTHER_NAMES if self.prefix.startswith(old))
-        found = next((texts[key] for name in (self.prefix, *others) if (key := f"{name}.weight") in texts), None)
+        names = {f"{name}.weight": False for name in _names(self.prefix)}
+        names |= dict.fromkeys((name for stack in stacks_of(self.prefix) for name in _names(stack)), True)
+        key = next((key for key in names if key in texts), "")
+        found = texts.get(key)
         problem = "says nothing about it, as torchao's files do"
         if found is not None:
             try:
@@ -109,12 +115,17 @@ class TorchaoTensors:
             except (ValueError, RecursionError):
                 entries = None
             if isinstance(entries, dict):
-                return Settings(entries, f"{self.prefix}.weight", file)
+                return Settings(entries, key, file), names[key]
             problem = "has no JSON object about it"
         raise ModelLoadError(
             f"cannot load {self.prefix}.weight: {file} {problem}\n"
             "  the file is damaged, or another program wrote it: download or copy it again"
         )
+
+
+def _names(prefix: str) -> list[str]:
+    """Return the names that a module of a file may have in its header."""
+    return [prefix, *(new + prefix.removeprefix(old) for old, new in _OTHER_NAMES if prefix.startswith(old))]
 
 
 def unwrapped(value: Any) -> Any:
@@ -132,10 +143,10 @@ def check_names(names: Iterable[str]) -> None:
             f"version 0.14 of torchao wrote this checkpoint, with names such as {old[0]}, which are not read\n"
             "  load it with transformers and torchao, and save it again with version 0.15 or a later one"
         )
-    if others := [name for name in found if name.endswith("_qdata") and not name.endswith(MARKS[0])]:
+    if others := [name for name in found if name.endswith(_ENDS) and not name.endswith(SUFFIXES)]:
         raise ModelLoadError(
-            f"torchao has quantized tensors other than weights of single layers: {name_some(others)}\n"
-            "  biases, and tensors with all experts of a layer, are not read if they are quantized\n"
+            f"torchao has quantized tensors other than weights of layers: {name_some(others)}\n"
+            "  biases are not read if they are quantized, nor are all experts of a layer in such a tensor\n"
             "  use a checkpoint where they are not, or the unquantized one with --quantization q4_k_m"
         )
 
@@ -191,6 +202,8 @@ _KINDS: Final[Mapping[str, Callable[[Settings, _Parts, bool], PackedFormat]]] = 
     "MXTensor": _mx,
     "NVFP4Tensor": _nvfp4,
 }
+# Those whose tensors have a part for each expert, if all experts of a layer are in one.
+_STACKED_KINDS: Final = ("Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor", "MXTensor", "NVFP4Tensor")
 # Those that need more than numbers and scales.
 _NEEDED: Final = {
     "IntxUnpackedToInt8Tensor": ("qdata", "scale", "zero_point"),
@@ -202,6 +215,16 @@ _NEEDED: Final = {
 def _swizzled(data: Settings, form: PackedFormat, group_size: int, per_byte: int) -> PackedFormat:
     is_swizzled = data.flag("is_swizzled_scales", default=False)
     return SwizzledFormat(form, group_size, per_byte) if is_swizzled else form
+
+
+def _of_one(data: Settings) -> Settings:
+    """Return the attributes of a single expert's weight, by those of all experts. Raises ModelLoadError."""
+    block = data.get("block_size")
+    if not isinstance(block, list):
+        return data
+    if len(block) != 3 or block[0] != 1:
+        raise data.wrong("block_size", "a list of three that begins with 1: others are not supported for experts")
+    return Settings({**data.values, "block_size": block[1:]}, data.path, data.file)
 
 
 def _pair(data: Settings, name: str) -> tuple[int, int]:

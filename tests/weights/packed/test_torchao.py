@@ -18,6 +18,7 @@ from torch import Tensor
 from pagewick.config import EngineConfig
 from pagewick.engine.preflight import check_models
 from pagewick.errors import ConfigError, ModelLoadError
+from pagewick.quantization.ggml import dequantize
 from pagewick.weights.opening import open_source
 from pagewick.weights.packed.config import packed_rules
 from pagewick.weights.packed.headers import logical_tensors
@@ -43,11 +44,13 @@ from tests.weights.packed.torchao_writers import (
     rewrite,
     tiled_int4,
     word,
+    write_stacks,
     write_torchao,
 )
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PREFIX = "model.layers.3.mlp.up_proj"
+GIVEN = torch.randn(16, 64, generator=torch.Generator().manual_seed(6))
 
 
 def described(
@@ -56,7 +59,7 @@ def described(
     """The weight of a file with one weight, and a reader of its tensors. description: instead of its own."""
     path = directory / "model.safetensors"
     save_file({f"{prefix}._weight_{name}": part.contiguous() for name, part in stored.parts.items()}, path)
-    rewrite(path, {f"{PREFIX}.weight": stored.description if description is None else description})
+    rewrite(path, {f"{prefix}.weight": stored.description if description is None else description})
     found = logical_tensors({"quantization_config": quantization(whole)}, file_tensors(path))
     return found.weights[f"{prefix}.weight"], load_file(path).__getitem__
 
@@ -88,10 +91,9 @@ def test_numbers(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
     form = rules and rules.format_of(PREFIX)
     assert form is not None
     planned = form.planned("name", *shape)
-    if name not in ("awq", "smoothquant"):
-        assert planned.dtype == weight.stored_type
-        # A group of all columns is a row.
-        assert planned.label == weight.info.label or shape[1] == 64
+    assert planned.dtype == weight.stored_type
+    # A group of all columns is a row.
+    assert planned.label == weight.info.label or shape[1] == 64
     for part in stored.parts:
         if part not in ("zero_point", "act_pre_scale", "per_tensor_scale"):
             less = replace(stored, parts={key: tensor for key, tensor in stored.parts.items() if key != part})
@@ -149,13 +151,63 @@ def test_layers_with_configurations_of_their_own(tmp_path: Path) -> None:
     check_two_ranks(written, check_logits(written, tmp_path))
 
 
+MIXTURE = {name: size for name, size in SIZES.items() if name in VARIANTS["qwen3-moe"].all_entries()} | {
+    "moe_intermediate_size": 64
+}
+
+
 def test_single_experts(tmp_path: Path) -> None:
     whole, write, _ = CASES["int8"]
-    entries = {name: size for name, size in SIZES.items() if name in VARIANTS["qwen3-moe"].all_entries()}
-    entries["moe_intermediate_size"] = 64
-    written = write_torchao(tmp_path, quantization(whole), write, name="qwen3-moe", entries=entries)
+    written = write_torchao(tmp_path, quantization(whole), write, name="qwen3-moe", entries=MIXTURE)
     assert any(".experts.3.down_proj" in name for name in written.packed)
     check_logits(written, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "intx-4", "mxfp4"])
+def test_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
+    whole, write, kind = CASES[name]
+    by_name = config("FqnToConfig", fqn_to_config={r"re:.*experts\.(gate_up|down)_proj": whole})
+    written = write_stacks(tmp_path, by_name, write, "qwen3-moe", **MIXTURE)
+    check_models(EngineConfig(model=str(tmp_path)))
+    with open_source(tmp_path) as source:
+        for prefix in written.packed:
+            numbers = written.meant[prefix]
+            stored = "fp8_g128" if name == "fp8" and numbers.shape[1] == 128 else kind
+            assert source.stored_type(prefix) == stored
+            assert torch.equal(dequantize(stored, source.get(prefix), numbers.shape[1]), numbers)
+    if name == "int8":
+        check_two_ranks(written, check_logits(written, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("int8", {"block_size": [8, 1, 128]}, "block_size"),
+        ("int8", {"block_size": [1, 128]}, "block_size"),
+        ("int4", {}, "_type in the header .*Int4Tensor"),
+    ],
+)
+def test_what_experts_in_one_tensor_may_not_be(name: str, change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    whole, write, _ = CASES[name]
+    write_stacks(tmp_path, whole, int8, "qwen3-moe", **MIXTURE)
+    path = tmp_path / "model.safetensors"
+    texts = dict(file_tensors(path)[0].metadata or {})
+    key = next(key for key in texts if key.endswith("experts.gate_up_proj"))
+    record = json.loads(texts[key])
+    record = {**record, "_type": write(GIVEN).kind, "_data": {**record["_data"], **change}}
+    rewrite(path, {**{key: text for key, text in texts.items() if "experts." in key}, key: json.dumps(record)})
+    with pytest.raises(ModelLoadError, match=named):
+        check_models(EngineConfig(model=str(tmp_path)))
+
+
+def test_models_whose_experts_torchao_quantizes_in_another_direction(tmp_path: Path) -> None:
+    """Those of gpt-oss have inputs in rows."""
+    name = "model.layers.0.mlp.experts._down_proj_qdata"
+    path = tmp_path / "model.safetensors"
+    save_file({name: torch.zeros(4, 64, 64, dtype=torch.int8)}, path)
+    entries = {"architectures": ["GptOssForCausalLM"], "quantization_config": quantization(CASES["int8"][0])}
+    with pytest.raises(ModelLoadError, match=f"{name}, which is not supported for this model"):
+        logical_tensors(entries, file_tensors(path))
 
 
 def test_configurations_choose_modules() -> None:
@@ -178,9 +230,14 @@ def test_configurations_choose_modules() -> None:
         ]  # fmt: skip
         assert found == ["FP8", "MXFP4", "int8 per row", "int4 g64", None, None]
         assert rules.label == "FP8, MXFP4, int8 per row, int4 g64 of torchao"
-    # Without a list, the head is not quantized; headers decide.
+
+
+def test_a_head_may_be_quantized_although_configurations_leave_it_out(tmp_path: Path) -> None:
     rules = packed_rules({"quantization_config": quantization(CASES["int8"][0])})
-    assert rules is not None and rules.format_of("lm_head") is None and rules.by_tensors is not None
+    assert rules is not None and rules.format_of("lm_head") is None
+    weight, get = described(CASES["int8"][0], int8(GIVEN), tmp_path, prefix="lm_head")
+    assert weight.stored_type == "int8_g32"
+    assert torch.equal(weight.format.numbers(weight, get), int8(GIVEN).numbers)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +261,6 @@ def test_headers_with_other_names_than_their_files(prefix: str, tmp_path: Path) 
         weights = logical_tensors({"quantization_config": quantization(CASES["int8"][0])}, file_tensors(path)).weights
         weight = weights[f"{prefix}.weight"]
         assert torch.equal(weight.format.numbers(weight, load_file(path).__getitem__), stored.numbers)
-
-
-GIVEN = torch.randn(16, 64, generator=torch.Generator().manual_seed(6))
 
 
 @pytest.mark.parametrize(

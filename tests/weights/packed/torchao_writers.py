@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.models.checkpoints import make_model, save
+from tests.models.variants import VARIANTS
 from tests.weights.packed import byte_writers as writers
 from tests.weights.packed.harness import SIZES, Written, write_packed
 
@@ -198,7 +201,7 @@ def quantization(whole: Mapping[str, Any], **entries: Any) -> dict[str, Any]:
 def rewrite(path: Path, descriptions: Mapping[str, str]) -> None:
     """Write a file again with descriptions of weights, and those of all other tensors, in its header."""
     tensors = load_file(path)
-    plain = {name: json.dumps({"_type": "Tensor"}) for name in tensors if "._weight_" not in name}
+    plain = {name: json.dumps({"_type": "Tensor"}) for name in tensors if not re.search(r"\._\w+_", name)}
     texts = {"format": "pt", **plain, **descriptions}
     save_file(tensors, path, {**texts, "tensor_names": json.dumps([*plain, *descriptions])})
 
@@ -218,6 +221,33 @@ def write_torchao(
     written = write_packed(directory, whole, write_one, **{"entries": SIZES, **options})
     rewrite(directory / "model.safetensors", descriptions)
     return written
+
+
+def write_stacks(directory: Path, whole: Mapping[str, Any], write: TorchaoWriter, name: str, **entries: Any) -> Written:
+    """Write a model with all experts of a layer in two tensors, which torchao has quantized."""
+    save(make_model(name, {**VARIANTS[name].all_entries(), **entries}), directory)
+    tensors, packed, descriptions = load_file(directory / "model.safetensors"), [], {}
+    stored, meant = dict(tensors), dict(tensors)
+    layers = sorted({key.partition(".experts.")[0] for key in tensors if ".experts." in key})
+    for owner in (f"{layer}.experts" for layer in layers):
+        num_experts = sum(key.startswith(f"{owner}.") and key.endswith("down_proj.weight") for key in tensors)
+        for stack, projections in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+            found = []
+            for expert in range(num_experts):
+                names = [f"{owner}.{expert}.{projection}.weight" for projection in projections]
+                found.append(write(torch.cat([stored.pop(key) for key in names]).float()))
+                meant |= dict(zip(names, found[-1].numbers.contiguous().chunk(len(names)), strict=True))
+                packed += names
+            for part in found[0].parts:
+                stored[f"{owner}._{stack}_{part}"] = torch.stack([one.parts[part] for one in found])
+            block = found[0].data["block_size"]
+            data = {**found[0].data, "block_size": [1, *block] if isinstance(block, list) else block}
+            descriptions[f"{owner}.{stack}"] = replace(found[0], data=data).description
+    save_file(stored, directory / "model.safetensors")
+    rewrite(directory / "model.safetensors", descriptions)
+    described = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**described, "quantization_config": quantization(whole)}))
+    return Written(directory, name, meant, packed)
 
 
 _INT4 = config("Int4WeightOnlyConfig", group_size=32)
