@@ -151,6 +151,21 @@ def test_layers_with_configurations_of_their_own(tmp_path: Path) -> None:
     check_two_ranks(written, check_logits(written, tmp_path))
 
 
+@pytest.mark.parametrize("name", ["awq", "nvfp4-swizzled", "intx-4"])
+def test_weights_that_are_quantized_again(name: str, tmp_path: Path) -> None:
+    """Other formats are made from the exact numbers; int4 keeps levels of 4 bits."""
+    whole, write, kind = CASES[name]
+    written = write_torchao(tmp_path, quantization(whole), write, entries=TINY)
+    for mix in ("q4_k_m", "int4"):
+        check_models(EngineConfig(model=str(tmp_path), quantization=mix))
+        with open_source(tmp_path, mix=mix) as source:
+            for weight in written.packed:
+                if mix == "int4" and kind.startswith("int4"):
+                    assert source.stored_type(weight) == kind
+                else:
+                    assert torch.equal(source.get(weight), written.meant[weight])
+
+
 MIXTURE = {name: size for name, size in SIZES.items() if name in VARIANTS["qwen3-moe"].all_entries()} | {
     "moe_intermediate_size": 64
 }
