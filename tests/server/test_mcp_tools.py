@@ -15,6 +15,11 @@ from typing import Any
 import openai
 import pytest
 
+from pagewick.config import EngineConfig
+from pagewick.errors import ConfigError
+from pagewick.server.run import run_server
+from pagewick.server.settings import ServerSettings
+
 READY = re.compile(r"ready on (http://\S+)")
 PROGRAM = str(Path(__file__).parent / "mcp" / "plain_server.py")
 ASK: list[Any] = [{"role": "user", "content": "What time is it?"}]
@@ -85,7 +90,6 @@ def test_a_program_that_dies_in_a_call_costs_only_the_result(client: openai.Open
 
 def test_a_program_that_does_not_start_ends_the_server(tmp_path: Path) -> None:
     config = write_config(tmp_path, command="/nowhere/program")
-    ended = subprocess.run(command(config), capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2 or ended.returncode == 1
-    assert "'time' (/nowhere/program) did not start: No such file or directory" in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) <= 6
+    settings = ServerSettings.for_model(port=0, mcp_config=str(config))
+    with pytest.raises(ConfigError, match=r"'time' \(/nowhere/program\) did not start: No such file or directory"):
+        run_server(EngineConfig(), settings)

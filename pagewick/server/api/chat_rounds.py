@@ -13,7 +13,9 @@ from pagewick.generation import Listener
 from pagewick.outputs import CompletionOutput, PartDelta
 from pagewick.server.api.chat_response import ChatResponse, Chunks
 from pagewick.server.api.framing import Following
+from pagewick.server.api.json_response import encoded
 from pagewick.server.api.responses import (
+    ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -54,12 +56,16 @@ class RoundsResponse:
                 async for _ in runs:
                     pass
         joined.finish_reason, joined.stop_reason = rounds.finish_reason, rounds.stop_reason
-        choice = of_first.form.choice(joined, logprobs)
-        if rounds.runs:
-            choice.message.server_tool_calls = [_whole_call(run) for run in rounds.runs]
+        render = partial(self._choice, joined, logprobs)
+        return of_first.completion([await encoded(render, is_large=of_first.form.wants_logprobs)])
+
+    def _choice(self, joined: CompletionOutput, logprobs: list[PositionLogprobs]) -> ChatChoice:
+        choice = self.of_first.form.choice(joined, logprobs)
+        if self.rounds.runs:
+            choice.message.server_tool_calls = [_whole_call(run) for run in self.rounds.runs]
             # As with calls of the client's tools only.
             choice.message.content = choice.message.content or None
-        return of_first.completion([choice])
+        return choice
 
     async def chunks(self) -> AsyncGenerator[Following | ChatCompletionChunk]:
         """Yield the chunks of all rounds, with the calls of the server's tools between them, and the end of all."""

@@ -229,7 +229,7 @@ def test_the_limit_of_rounds_is_a_clear_end() -> None:
     [
         ("<call:look>{not json}</call>", "the arguments are not JSON: "),
         ("<call:look>[1]</call>", "the arguments must be a JSON object"),
-        ("<call:look>" + "[" * 4000 + "</call>", "the arguments are not JSON: "),
+        ("<call:look>" + "[" * 1500 + "</call>", "the arguments are not JSON: "),
         ("<call:lock>{}</call>", "there is no tool 'lock'; there are: hear, look"),
     ],
 )
