@@ -69,7 +69,9 @@ async def again(toolbox: Toolbox, name: str, **arguments: Any) -> str:
             await asyncio.sleep(0.05)
 
 
-def test_a_program_lists_its_tools_runs_them_and_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_lists_its_tools_runs_them_and_ends_with_the_session(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PAGEWICK_SECRET", "12345")
 
     async def work(toolbox: Toolbox) -> int:
@@ -91,6 +93,11 @@ def test_a_program_lists_its_tools_runs_them_and_ends_with_the_session(monkeypat
         assert greeting == "hello" and set(names_of_variables.split()) <= allowed
         with pytest.raises(ToolFailure, match=r"no result within 0\.3 s"):
             await toolbox.call("wait", {"seconds": 60}, 0.3)
+        # The program learns that nobody waits.
+        deadline = time.monotonic() + 30
+        while "the wait was cancelled" not in capfd.readouterr().err:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
         cut = await toolbox.call("repeat", {"text": "é", "times": 1_000_000}, 60)
         assert cut == "é" * 500 + "\n[The result was cut here: these are 500 of 1000000 characters.]"
         with pytest.raises(ToolFailure) as failure:
