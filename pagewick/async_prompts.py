@@ -11,6 +11,7 @@ from pagewick.errors import ArgumentError
 from pagewick.images.sources import ImageSource
 from pagewick.text.content_parts import Message
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ModelInput, PromptTokens
+from pagewick.text.infill import Infill, OtherFile
 from pagewick.text.pair_prompts import Pair, PairPrompts
 from pagewick.text.prompts import ChatEncodeOptions, ChatOptions, EncodeOptions, PromptEncoder
 from pagewick.text.reasoning import ReasoningTags
@@ -34,6 +35,11 @@ class AsyncPrompts:
     def reasoning_tags(self) -> ReasoningTags | None:
         """The model's reasoning tags; None if it has none."""
         return self._prompts.reasoning_tags
+
+    @property
+    def chat_template_source(self) -> str:
+        """The source of the chat template; empty if there is none."""
+        return self._prompts.chat_template_source
 
     @property
     def has_chat_template(self) -> bool:
@@ -122,10 +128,16 @@ class AsyncPrompts:
         ]
         return ModelInput(tokens.token_ids, images)
 
-    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""
-        _check_texts(prefix=prefix, suffix=suffix)
-        return await self._threads.run(partial(self._prompts.encode_infill, prefix, suffix))
+    async def encode_infill(
+        self, prefix: str, suffix: str, *, others: Sequence[OtherFile] = (), beginning: str = ""
+    ) -> list[int]:
+        """Encode the prompt for the text between two texts; others, beginning: as in Infill.
+
+        Raises InvalidRequestError if the model cannot infill.
+        """
+        _check_texts(prefix=prefix, suffix=suffix, beginning=beginning)
+        infill = Infill(prefix, suffix, others, beginning)
+        return await self._threads.run(partial(self._prompts.encode_infill, infill))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Decode token ids. Raises InvalidRequestError for an id that is not in the vocabulary."""

@@ -18,6 +18,7 @@ from pagewick.engine.messages import EngineRequest, EngineStats, RequestDelta
 from pagewick.engine.model_info import ModelInfo
 from pagewick.errors import DeadlineExceededError
 from pagewick.outputs import RequestOutput
+from pagewick.sampling_params import SamplingParams
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.request_stream import RequestStream, failure_of
 
@@ -110,9 +111,8 @@ class Generation:
         return self._request.adapter
 
     @property
-    def max_tokens(self) -> int | None:
-        """The largest number of tokens of each choice; None: the context is the limit."""
-        return self._request.params.max_tokens
+    def params(self) -> SamplingParams:
+        return self._request.params
 
     @property
     def output(self) -> RequestOutput:

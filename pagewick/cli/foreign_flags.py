@@ -46,7 +46,8 @@ SERVER_NOTED: Lines = (
     ("--log-colors=?", "the log has no colours"),
     ("--kv-unified -kvu", "all sequences always share one KV cache"),
     ("--slot-prompt-similarity= -sps=", "every request finds every cached prefix"),
-    ("--no-slots", "there is nothing to switch off"),
+    ("--slots", "GET /slots is always there"),
+    ("--no-slots", "GET /slots tells only how many sequences are running, as /metrics does"),
 )
 SERVER_REFUSED: Lines = (
     ("--generation-config=auto --override-generation-config=", "the default for requests is the model's, from "
@@ -76,7 +77,7 @@ SERVER_REFUSED: Lines = (
     ("--root-path= --api-prefix= --path=", "let a proxy change paths"),
     ("--timeout= -to=", "use --request-timeout, --write-timeout or --keep-alive-timeout"),
     ("--middleware=", "nothing is loaded into the server; put a proxy before it"),
-    ("--slots --props", "not supported yet; /metrics and GET /v1/models tell what the server does"),
+    ("--props", "settings cannot be changed while the server runs; GET /props shows them"),
     ("--i --interactive -i -cnv --conversation", "pagewick chat talks in the terminal"),
     ("--prompts= --prompt= --batch=", "pagewick complete answers prompts, and pagewick bench measures"),
     ("--log-config-file= --max-log-len= --log-file=", "the log goes to stderr; --log-format, --log-level and "

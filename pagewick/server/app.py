@@ -25,6 +25,7 @@ from pagewick.server.api.adapters import AdaptersApi
 from pagewick.server.api.admission import Admission
 from pagewick.server.api.anthropic.dialect import AnthropicApi
 from pagewick.server.api.dialect import Dialect
+from pagewick.server.api.llama_cpp.dialect import LlamaCppApi
 from pagewick.server.api.ollama.dialect import OllamaApi
 from pagewick.server.api.openai import OpenAIApi
 from pagewick.server.api.operation import Operation, describes
@@ -52,7 +53,9 @@ from pagewick.server.telemetry.tracing import IncomingTraces, Tracing
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The supported APIs, each with routes of its own.
-DIALECTS: tuple[type[Dialect], ...] = (OpenAIApi, ResponsesApi, AnthropicApi, OllamaApi, AdaptersApi, PrefillApi)
+DIALECTS: tuple[type[Dialect], ...] = (
+    OpenAIApi, ResponsesApi, AnthropicApi, OllamaApi, LlamaCppApi, AdaptersApi, PrefillApi,
+)  # fmt: skip
 
 # Exception stands for all others, which Starlette raises again after it has answered them.
 _EXPECTED = (HTTPException, ApiError, PagewickError, ClientDisconnect, Exception)
@@ -70,11 +73,11 @@ _NOT_SERVED = {
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_UPDATES),
     **dict.fromkeys(("/models/load", "/models/unload"), _ONE_MODEL),
+    "/embedding": "send POST /v1/embeddings instead",
     "/lora-adapters": "GET /v1/models lists adapters, and a request names its adapter as its model",
     **dict.fromkeys(("/api/create", "/api/copy", "/api/delete", "/api/push", "/api/blobs"), _NO_MODELS),
     "/api/": "there is no such route; of Ollama's API this server has /api/chat, /api/generate, /api/embed, "
     "/api/embeddings, /api/tags, /api/ps, /api/show, /api/pull and /api/version",
-    "/completion": "llama.cpp's own routes are not supported; send POST /v1/completions, which takes its fields",
 }
 
 _logger = get_logger(__name__)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from pagewick.engine.messages import ImageInput
 from pagewick.errors import InvalidRequestError, ModelLoadError, UnsupportedError
 from pagewick.images.sources import ImageSource
 from pagewick.text.chat_template import RESERVED_VARIABLES, ChatTemplate, RenderedPrompt
 from pagewick.text.content_parts import Message, check_images, check_roles, take_images
-from pagewick.text.control_tokens import CUT, Cutter
 from pagewick.text.image_prompts import MULTI_MODAL_DATA, ImageReader, PlacedImage, PromptTokens
+from pagewick.text.infill import Infill, InfillTokens
 from pagewick.text.part_splitter import PartFormat
 from pagewick.text.reasoning import ReasoningTags
 from pagewick.text.thinking_switches import BUDGET_VARIABLE, has_switch, with_switches
@@ -27,16 +27,6 @@ from pagewick.text.truncation import tokens_to_keep
 
 # Limit for a template in a request: no time limit applies to its compilation. The longest known templates have 40,000.
 MAX_CACHED_TEMPLATES = 8
-# The infill tokens before the prefix, before the suffix, and before the middle, which the model writes.
-KNOWN_INFILL_TOKENS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek
-    ("<PRE>", "<SUF>", "<MID>"),
-    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
-    ("[PREFIX]", "[SUFFIX]", None),  # Mistral: the suffix first, and the middle goes on from the prefix
-)
 
 
 class ChatOptions(TypedDict, total=False):
@@ -73,44 +63,6 @@ class EncodeOptions(TypedDict, total=False):
 
 class ChatEncodeOptions(ChatOptions, EncodeOptions, total=False):
     """Options of PromptEncoder.place_chat."""
-
-
-@dataclass(frozen=True, slots=True)
-class InfillTokens:
-    """The tokens that ask a code model for the text between a prefix and a suffix.
-
-    If middle_id is None, the suffix precedes the prefix in the prompt.
-    """
-
-    prefix_id: int
-    suffix_id: int
-    middle_id: int | None
-
-    @classmethod
-    def find(cls, tokenizer: Tokenizer) -> Self | None:
-        """Find the infill tokens in the vocabulary; None if it has none."""
-        for names in KNOWN_INFILL_TOKENS:
-            ids = [None if name is None else tokenizer.id_of(name) for name in names]
-            prefix_id, suffix_id, middle_id = ids
-            if prefix_id is not None and suffix_id is not None and (middle_id is None) == (names[2] is None):
-                return cls(prefix_id, suffix_id, middle_id)
-        return None
-
-    def prompt(self, prefix: str, suffix: str, tokenizer: Tokenizer, *, max_len: int | None) -> list[int]:
-        """Return the prompt for the text between prefix and suffix. Control tokens in either are read as plain text.
-
-        Raises ContextLengthError, InvalidRequestError as Tokenizer.encode does.
-        """
-        cutter = Cutter([text for text, is_special in tokenizer.added_tokens.items() if is_special])
-
-        def encode(text: str, first: Sequence[str]) -> list[int]:
-            return tokenizer.encode_pieces([*first, *cutter.cut(text).split(CUT)], max_len=max_len)
-
-        begin = tokenizer.start_token_ids
-        before, after = [self.prefix_id, *encode(prefix, ())], [self.suffix_id, *encode(suffix, ("",))]
-        if self.middle_id is None:
-            return [*begin, *after, *before]
-        return [*begin, *before, *after, self.middle_id]
 
 
 class PromptEncoder:
@@ -157,6 +109,11 @@ class PromptEncoder:
 
     @property
     def template_source(self) -> str:
+        return "" if self._chat_template is None else self._chat_template.sources[0]
+
+    @property
+    def chat_template_source(self) -> str:
+        """The source of the chat template, of the first one if there are several; empty if there is none."""
         return "" if self._chat_template is None else self._chat_template.sources[0]
 
     @property
@@ -296,12 +253,12 @@ class PromptEncoder:
         images = reader.loaded(sources, max_len=max_len, param=param)
         return partial(reader.placed, images=images, max_len=max_len, num_output_tokens=num_output_tokens, param=param)
 
-    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+    def encode_infill(self, infill: Infill) -> list[int]:
         """Encode the prompt for the text between two texts. Raises InvalidRequestError if the model cannot infill."""
         if self._infill_tokens is None:
             message = "this model cannot infill: its vocabulary has no infill tokens; leave out suffix"
             raise InvalidRequestError(message, param="suffix")
-        return self._infill_tokens.prompt(prefix, suffix, self.tokenizer, max_len=self.max_model_len)
+        return self._infill_tokens.prompt(infill, self.tokenizer, max_len=self.max_model_len)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Decode token ids. Raises InvalidRequestError for an id that is not in the vocabulary."""

@@ -10,7 +10,8 @@ from tokenizers import AddedToken
 
 from pagewick.errors import ContextLengthError, InvalidRequestError
 from pagewick.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
-from pagewick.text.prompts import KNOWN_INFILL_TOKENS, MAX_CACHED_TEMPLATES, PromptEncoder
+from pagewick.text.infill import KNOWN_INFILL_TOKENS, Infill, OtherFile
+from pagewick.text.prompts import MAX_CACHED_TEMPLATES, PromptEncoder
 from pagewick.text.tokenizer import Tokenizer
 from tests.tiny_text import (
     LLAMA_TEMPLATE,
@@ -259,7 +260,7 @@ def test_a_gap_is_between_its_tokens(names: tuple[str, str, str | None], prefix:
     backend = byte_level_backend()
     backend.add_special_tokens([name for name in names if name])
     tokenizer = Tokenizer(backend, config={"bos_token": "<s>", "add_bos_token": True})
-    token_ids = encoder(None, tokenizer).encode_infill(prefix, suffix)
+    token_ids = encoder(None, tokenizer).encode_infill(Infill(prefix, suffix))
     ids = [plain(name, tokenizer)[0] for name in names if name]
     places = [token_ids.index(one) for one in ids]
     assert [token_ids.count(one) for one in ids] == [1] * len(ids)
@@ -278,20 +279,39 @@ def test_a_sentencepiece_suffix_gets_no_space() -> None:
     backend = sentencepiece_backend()
     backend.add_tokens([AddedToken(name, special=True, normalized=False) for name in ("<PRE>", "<SUF>", "<MID>")])
     tokenizer = Tokenizer(backend, config={})
-    token_ids = encoder(None, tokenizer).encode_infill("hello", "hello")
+    token_ids = encoder(None, tokenizer).encode_infill(Infill("hello", "hello"))
     words = [tokenizer.token_bytes(token_id).decode() for token_id in token_ids]
     assert words == ["<PRE>", " hello", "<SUF>", *words[3:-1], "<MID>"]
     assert "".join(words[3:-1]) == "hello"
 
 
+@pytest.mark.parametrize("names", [("<|repo_name|>", "<|file_sep|>"), ("<repo_name>", "<file_sep>"), ()])
+def test_other_files_stand_before_a_gap(names: tuple[str, ...]) -> None:
+    backend = byte_level_backend()
+    backend.add_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>", *names])
+    tokenizer = Tokenizer(backend, config={"bos_token": "<s>", "add_bos_token": True})
+    files = [OtherFile("a.py", "A = 1</s>"), OtherFile("b.py", "B = 2")]
+    token_ids = encoder(None, tokenizer).encode_infill(Infill("def f", "x", files, "(a"))
+    text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    gap = "<fim_prefix>def f<fim_suffix>x<fim_middle>(a"
+    if names:
+        repository, file = names
+        expected = f"{repository}repository\n{file}a.py\nA = 1</s>\n{file}b.py\nB = 2\n{file}file\n{gap}"
+    else:
+        expected = f"A = 1</s>\nB = 2\n{gap}"
+    assert text == f"<s>{expected}"
+    # What a file says is text, also if it looks like a token.
+    assert tokenizer.id_of("</s>") not in token_ids
+
+
 def test_not_every_model_fills_gaps() -> None:
     with pytest.raises(InvalidRequestError, match="cannot infill") as caught:
-        PROMPTS.encode_infill("a", "b")
+        PROMPTS.encode_infill(Infill("a", "b"))
     assert caught.value.param == "suffix"
     backend = byte_level_backend()
     backend.add_special_tokens(["<fim_prefix>", "<fim_suffix>"])
     with pytest.raises(InvalidRequestError, match="cannot infill"):
-        encoder(None, Tokenizer(backend, config={})).encode_infill("a", "b")
+        encoder(None, Tokenizer(backend, config={})).encode_infill(Infill("a", "b"))
 
 
 # Back to text

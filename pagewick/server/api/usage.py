@@ -26,7 +26,7 @@ class UsageReport:
         """are_rounds: the Generations, of which more may come, run one after another and not at the same time."""
         self._request = request
         self._generations = generations
-        self._total_s: Callable[[Iterable[float]], float] = sum if are_rounds else _longest
+        self._are_rounds = are_rounds
 
     @property
     def is_same_for_chunks(self) -> bool:
@@ -82,22 +82,27 @@ class UsageReport:
     def _timings(self) -> dict[str, Any]:
         if not self._request.timings_per_token:
             return {}
-        num_cached_tokens = sum(one.output.num_cached_tokens for one in self._generations)
-        num_prompt_tokens = sum(len(one.output.prompt_token_ids) for one in self._generations) - num_cached_tokens
-        num_output_tokens = sum(one.stream.num_output_tokens for one in self._generations)
-        prompt_s = self._total_s(one.output.prefill_s for one in self._generations)
-        output_s = self._total_s(one.output.decode_s for one in self._generations)
-        num_first_tokens = sum(one.stream.num_output_tokens > 0 for one in self._generations)
-        timings = Timings(
-            cache_n=num_cached_tokens,
-            prompt_n=num_prompt_tokens,
-            prompt_ms=prompt_s * 1e3,
-            prompt_per_second=_rate(num_prompt_tokens, prompt_s),
-            predicted_n=num_output_tokens,
-            predicted_ms=output_s * 1e3,
-            predicted_per_second=_rate(num_output_tokens - num_first_tokens, output_s),
-        )
-        return {"timings": timings}
+        return {"timings": timings_of(self._generations, are_rounds=self._are_rounds)}
+
+
+def timings_of(generations: Sequence[Generation], *, are_rounds: bool = False) -> Timings:
+    """Return the times of requests. are_rounds: they ran one after another and not at the same time."""
+    num_cached_tokens = sum(one.output.num_cached_tokens for one in generations)
+    num_prompt_tokens = sum(len(one.output.prompt_token_ids) for one in generations) - num_cached_tokens
+    num_output_tokens = sum(one.stream.num_output_tokens for one in generations)
+    total: Callable[[Iterable[float]], float] = sum if are_rounds else _longest
+    prompt_s = total(one.output.prefill_s for one in generations)
+    output_s = total(one.output.decode_s for one in generations)
+    num_first_tokens = sum(one.stream.num_output_tokens > 0 for one in generations)
+    return Timings(
+        cache_n=num_cached_tokens,
+        prompt_n=num_prompt_tokens,
+        prompt_ms=prompt_s * 1e3,
+        prompt_per_second=_rate(num_prompt_tokens, prompt_s),
+        predicted_n=num_output_tokens,
+        predicted_ms=output_s * 1e3,
+        predicted_per_second=_rate(num_output_tokens - num_first_tokens, output_s),
+    )
 
 
 def _longest(times_s: Iterable[float]) -> float:

@@ -29,6 +29,7 @@ from pagewick.server.core.thinking import ThinkingModel, budget_of
 from pagewick.server.core.tool_rounds import ServerTools
 from pagewick.server.settings import ServerSettings
 from pagewick.server.telemetry.request_log import Observation, RequestLog
+from pagewick.text.infill import Infill
 from pagewick.text.output_stream import ChoiceDelta
 from pagewick.text.pair_prompts import Pair
 from pagewick.text.prompts import ChatEncodeOptions
@@ -231,10 +232,13 @@ class Core:
         return seen.generation
 
     async def _prompt_token_ids(
-        self, prompt: str | list[int] | Pair, request: PromptsRequest, plan: RequestPlan
+        self, prompt: str | list[int] | Pair | Infill, request: PromptsRequest, plan: RequestPlan
     ) -> list[int]:
         if isinstance(prompt, Pair):
             return await self.engine.encode_pair(prompt, truncate_prompt_tokens=request.truncate_prompt_tokens)
+        if isinstance(prompt, Infill):
+            texts = prompt.prefix, prompt.suffix
+            return await self.engine.encode_infill(*texts, others=prompt.others, beginning=prompt.beginning)
         if request.suffix:
             if not isinstance(prompt, str):
                 raise InvalidRequestError("suffix needs a prompt that is a text", param="suffix")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagewick.pooling_params import Classification, PoolingParams, Scoring
+from pagewick.text.infill import Infill
 from pagewick.text.pair_prompts import Pair
 from pagewick.text.tool_calls.offer import ToolChoice
 
@@ -100,13 +101,13 @@ class ChatRequest(TextRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsRequest(TextRequest):
-    """Texts, or token ids, that the model is to continue, or pairs of texts that it is to score.
+    """Texts, or token ids, that the model is to continue, texts to write between others, or pairs of texts to score.
 
     suffix: text that follows the wanted text. num_prompt_logprobs: field that asks for alternatives per prompt token ->
     their number. pooling: what embeddings, classes or scores of the prompts are wanted, in place of text.
     """
 
-    prompts: Sequence[str | list[int] | Pair]
+    prompts: Sequence[str | list[int] | Pair | Infill]
     suffix: str | None = None
     num_prompt_logprobs: Mapping[str, int] = field(default_factory=dict)
     pooling: PoolingParams | Classification | Scoring | None = None

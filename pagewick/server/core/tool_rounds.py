@@ -98,7 +98,7 @@ class ToolRounds:
         self.generations.append(self.first)
         self._client_names = frozenset(tool["function"]["name"] for tool in self.chat.tools) - self.names
         self._messages = list(self.chat.messages)
-        self._max_tokens = self.first.max_tokens
+        self._max_tokens = self.first.params.max_tokens
 
     @property
     def choice(self) -> CompletionOutput:

@@ -276,7 +276,7 @@ def test_what_is_refused(path: str, fields: dict[str, Any], param: str) -> None:
 
 
 def test_infilling_asks_the_model_for_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def encode_infill(self: object, prefix: str, suffix: str) -> list[int]:
+    async def encode_infill(self: object, prefix: str, suffix: str, **more: object) -> list[int]:
         return spell(f"P{prefix}S{suffix}M")
 
     monkeypatch.setattr("pagewick.async_llm.AsyncEngine.encode_infill", encode_infill)
