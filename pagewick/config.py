@@ -23,8 +23,10 @@ from pagewick.option_checks import (
     check_batch_invariance,
     check_choice,
     check_disk,
+    check_only_one,
     check_share,
     check_speculation,
+    check_threads,
     check_type,
     flag_of,
     named_paths,
@@ -53,8 +55,6 @@ SIZES = (
 # Those of them that take a number without a unit: the one of vLLM, which is in GiB there.
 SIZES_WITHOUT_UNIT = ("swap_space",)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-# More than any machine has cores; a mistyped number would otherwise exhaust the system's threads.
-MAX_THREADS = 1024
 # On a CPU a step of 2,048 tokens takes seconds, during which running streams wait.
 DEFAULT_MAX_NUM_PREFILL_TOKENS = {"cpu": 512, "cuda": 2048, "mps": 1024}
 # On a CPU, scheduling would compete with the running step for cores. A GPU would wait for the host between two steps.
@@ -148,6 +148,7 @@ class EngineConfig:
     grammar_timeout: float = _option(0.5, "Seconds of processor time that compiling a grammar may take.")
     grammar_cache_size: int = _option(128, "Compiled grammars to keep for further requests.")
     tensor_parallel_size: int = _option(1, "Processes that share each layer; must divide the attention heads.")
+    pipeline_parallel_size: int = _option(1, "Groups of such processes, each of which holds some of the layers.")
     rank_timeout: float = _option(15.0, "Seconds of silence after which a rank on another machine is lost; 0: never.")
     num_threads: int | None = _option(None, "Number of CPU threads (default: the machine's cores).")
     seed: int | None = _option(None, "Draw the seeds of requests that set none from this seed.")
@@ -165,15 +166,9 @@ class EngineConfig:
         check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.device.partition(":")[0] not in DEVICES:
             check_choice("device", self.device, DEVICES)
-        if self.num_threads is not None and self.num_threads > MAX_THREADS:
-            raise ConfigError(
-                f"--num-threads must be at most {MAX_THREADS}, and more threads than cores are slower; "
-                f"got {self.num_threads}"
-            )
+        check_threads(self.num_threads)
         limits = ("kv_cache_memory", "num_kv_blocks", "gpu_memory_utilization")
-        given = [flag_of(name) for name in limits if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"give {given[0]} or {given[1]}, not both")
+        check_only_one({name: getattr(self, name) for name in limits})
         check_share("gpu_memory_utilization", self.gpu_memory_utilization)
         check_disk(self.kv_cache_disk, is_used=self.enable_prefix_caching, is_shared=self.kv_cache_disk_shared)
         self._check_adapters()
@@ -184,6 +179,11 @@ class EngineConfig:
         """The paths of the adapters to load at the start, by name; that of requests without one has an empty name."""
         named = dict(one.split("=", 1) for one in self.lora_modules)
         return named if self.lora is None else {"": self.lora, **named}
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that have a part of the model, unless a launcher has started others."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def most_draft_tokens(self) -> int:

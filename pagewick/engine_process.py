@@ -107,7 +107,7 @@ def main(connection_fd: int, parent_pid: int) -> int:
         try:
             is_ready.set()
             gc.set_threshold(*GC_THRESHOLDS)
-            if engine.info.tensor_parallel_size > 1:
+            if engine.info.num_ranks > 1:
                 _follow_ranks(is_closing)
             timeline = [("imports", imports_s), *engine.info.timeline]
             _send(connection, Ready(msgspec.structs.replace(engine.info, timeline=timeline)))

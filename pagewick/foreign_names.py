@@ -119,7 +119,6 @@ REFUSED: Lines = (
      _NO_SUCH_LORA),
     ("--lora-scaled=", "an adapter has the scale that it was trained with: change its lora_alpha, and give --lora"),
     ("--lora-dir=", "name each adapter: --lora-modules NAME=PATH"),
-    ("--pipeline-parallel-size=1 -pp=1", "pipeline parallelism is not supported yet; use --tensor-parallel-size"),
     ("--data-parallel-size=1 -dp=1 --data-parallel-rank= --data-parallel-start-rank= --data-parallel-size-local= "
      "--data-parallel-address= --data-parallel-rpc-port= --data-parallel-hybrid-lb --data-parallel-external-lb "
      "--data-parallel-multi-port-external-lb",

@@ -109,7 +109,7 @@ def weight_bytes(config: EngineConfig) -> int:
     if config.quantization == "auto":
         return 0
     num_ranks = config.tensor_parallel_size
-    return num_ranks * WeightBytes.of(config, num_ranks, check_models(config)).all
+    return config.num_ranks * WeightBytes.of(config, num_ranks, check_models(config)).all
 
 
 def weight_files(model: Path) -> list[Path]:

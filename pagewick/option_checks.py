@@ -11,6 +11,8 @@ from pagewick.errors import ConfigError
 
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _KINDS = {"str": (str, "a text"), "int": (int, "a whole number"), "float": (int | float, "a number")}
+# More than any machine has cores; a mistyped number would otherwise exhaust the system's threads.
+_MAX_THREADS = 1024
 # All other numbers are above 0.
 _MAY_BE_0 = (
     "seed", "swap_space", "session_ttl", "rank_timeout", "num_experts_offload_per_rank", "quantized_cache_size",
@@ -96,6 +98,21 @@ def check_batch_invariance(package: str | None, *, rounds_activations: bool) -> 
     if rounds_activations:
         raise ConfigError(
             "give --fp8-activations or --batch-invariant, not both: only products of many rows round activations"
+        )
+
+
+def check_only_one(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if more than one of these options is given, which say the same in different ways."""
+    given = [flag_of(name) for name, value in values.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"give {given[0]} or {given[1]}, not both")
+
+
+def check_threads(number: int | None) -> None:
+    """Raise ConfigError for a --num-threads that no machine has cores for."""
+    if number is not None and number > _MAX_THREADS:
+        raise ConfigError(
+            f"--num-threads must be at most {_MAX_THREADS}, and more threads than cores are slower; got {number}"
         )
 
 

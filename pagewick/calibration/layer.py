@@ -28,9 +28,9 @@ from pagewick.layers.rotary import Angles, rotary_of
 from pagewick.layers.state import StateLayer
 from pagewick.models.blocks import BLOCKS, Block
 from pagewick.models.config import ModelConfig
-from pagewick.models.decoder import DecoderStack
 from pagewick.models.name_map import NameMap
 from pagewick.models.parts import LayerConfig
+from pagewick.models.stack import DecoderStack
 from pagewick.parallel.collectives import Collectives
 from pagewick.quantization.unquantized import UnquantizedMethod
 from pagewick.weights.loader import build_routes

@@ -325,9 +325,9 @@ def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) 
 
 def _run_as_worker(config: EngineConfig) -> bool:
     """Run the worker loop if the environment says that this is a rank above 0; return whether it did."""
-    from pagewick.parallel.topology import detect_topology
+    from pagewick.parallel.topology import topology_of
 
-    topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
+    topology = topology_of(config, os.environ)
     if topology.rank == 0:
         return False
     from pagewick.engine.preflight import check_models

@@ -35,7 +35,7 @@ ELSEWHERE = ("gpus", "nodes", "network_bandwidth", "num_experts_offload_per_rank
 # Flags that need a model.
 MODEL_ONLY = (
     *("memory", "device", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "tensor_parallel_size"),
-    *("max_num_seqs", "speculative_method", "num_speculative_tokens", "revision"),
+    *("pipeline_parallel_size", "max_num_seqs", "speculative_method", "num_speculative_tokens", "revision"),
 )
 # Models whose repositories have code in place of a chat template, which is not run: what to do.
 _TEMPLATES = {
@@ -72,6 +72,10 @@ class Mistake(click.ClickException):
 )  # fmt: skip
 @click.option("--max-model-len", type=click.IntRange(1), help="Plan for sequences of this many tokens.")
 @click.option("--tensor-parallel-size", type=click.IntRange(1), help="Plan for this many ranks.")
+@click.option(
+    "--pipeline-parallel-size", type=click.IntRange(1), default=1,
+    help="Plan for this many stages, each on a machine, or on GPUs, of its own.",
+)  # fmt: skip
 @click.option("--gpus", metavar="COUNTxKIND", help="Plan for GPUs that are not here: 8xH200, or 8xMine:48GiB:1008GB.")
 @click.option("--nodes", type=click.IntRange(1), help="Number of machines, each with these GPUs.  [default: 1]")
 @click.option(
@@ -148,6 +152,7 @@ def model_report(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any]
         options["max_num_seqs"],
         _largest_picture(found),
         0 if drafting.speculative_method == "none" else drafting.most_draft_tokens,
+        options["pipeline_parallel_size"],
     )
     asked = EngineConfig(model=model, quantization=options["quantization"])
     mix = asked.for_weights(found.kind, {tensor.dtype for tensor in found.tensors}).quantization

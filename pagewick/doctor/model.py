@@ -103,7 +103,7 @@ def best_at_load(checkpoint: Checkpoint, device: Device, wishes: Wishes) -> tupl
         if _is_cut(model, found.kept_tensors, num_ranks):
             return None
         num_shares = 1 if device.kind == "cuda" else num_ranks
-        return weights_of_rank(model, found, num_ranks, wishes.dtype).total * num_shares
+        return weights_of_rank(model, found, num_ranks, wishes.dtype, wishes.pipeline_parallel_size).total * num_shares
 
     mix, arithmetic = choose_mix(bytes_in, device.memory, wishes.dtype or model.dtype)
     return planned(mix), [note("quantization", f"auto is {mix or 'none'}: {arithmetic}", "")]
@@ -130,7 +130,7 @@ def describe(
 
     @functools.cache
     def weights_of(num_ranks: int, dtype: str | None = wishes.dtype) -> RankWeights:
-        return weights_of_rank(model, checkpoint, num_ranks, dtype)
+        return weights_of_rank(model, checkpoint, num_ranks, dtype, wishes.pipeline_parallel_size)
 
     @functools.cache
     def can_share(num_ranks: int) -> bool:

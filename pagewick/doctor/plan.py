@@ -19,6 +19,7 @@ from typing import Final, Literal
 from pagewick.attention.cache_spec import (
     CACHE_DTYPES,
     CacheSpec,
+    Kept,
     KeptState,
     can_keep,
     native_spec,
@@ -37,6 +38,7 @@ from pagewick.engine.step_memory import (
     max_num_logits,
 )
 from pagewick.models.config import ModelConfig
+from pagewick.models.stages import stage_layers
 
 # The engine's own numbers (engine.cache.kv_cache); tests compare them.
 BLOCK_SIZE: Final = 32
@@ -72,7 +74,8 @@ class Wishes:
     """The user's decisions, and what the model's files decide; None leaves one to the planner.
 
     max_image_pixels: those of the largest picture that the model gets at once. num_draft_tokens: the most of a sequence
-    in a step.
+    in a step. pipeline_parallel_size: the number of stages, each with memory of its own: a machine's, or that of a GPU
+    for each of its ranks.
     """
 
     max_model_len: int | None = None
@@ -82,10 +85,11 @@ class Wishes:
     max_num_seqs: int | None = None
     max_image_pixels: int | None = None
     num_draft_tokens: int = 0
+    pipeline_parallel_size: int = 1
 
 
 WeightsOf = Callable[[int], int]
-"""number of ranks -> bytes of the first rank's weights; no other rank has more."""
+"""number of ranks that share a layer -> bytes of the first rank's weights; no other rank has more."""
 
 CanShare = Callable[[int], bool]
 """number of ranks -> whether they cut no block of quantized weights."""
@@ -140,6 +144,7 @@ class Plan:
         num_here = 1 if self.device.kind == "cuda" else self.tensor_parallel_size
         wished = {
             "--tensor-parallel-size": None if size == 1 else size,
+            "--pipeline-parallel-size": None if wishes.pipeline_parallel_size == 1 else wishes.pipeline_parallel_size,
             "--dtype": wishes.dtype,
             "--kv-cache-dtype": wishes.kv_cache_dtype,
             "--max-num-seqs": wishes.max_num_seqs,
@@ -157,6 +162,8 @@ class Plan:
     def missing(self) -> str:
         """A sentence about the memory that is missing; empty if the model fits as the user wishes."""
         each = " on each GPU" if self.device.kind == "cuda" and self.tensor_parallel_size > 1 else ""
+        if self.device.kind != "cuda" and self.wishes.pipeline_parallel_size > 1:
+            each = " on each machine"
         if self.short_by:
             needed, there = format_memory(self.needed), format_memory(self.device.memory)
             return f"{needed} are needed{each}, and {there} are free: {format_memory(self.short_by)} are missing"
@@ -183,9 +190,15 @@ class LayerGroup:
         return 0.0 if self.spec.has_snapshots else self.spec.block_bytes * self.num_layers / self.spec.block_size
 
 
-def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1) -> list[LayerGroup]:
-    """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES."""
-    groups = Counter(kept for layer in model.all_layers for kept in kept_by(layer, num_ranks))
+def cache_groups(model: ModelConfig, *, cache_dtype: str, num_ranks: int = 1, num_stages: int = 1) -> list[LayerGroup]:
+    """Group the layers of one rank by what they keep, as the engine does. cache_dtype: a name in CACHE_DTYPES.
+
+    With stages, the groups have as many layers as on the stage that has most of their kind.
+    """
+    stages = [model.layers[own.start : own.stop] for own in stage_layers(model, num_stages)]
+    groups: Counter[KeptState | Kept] = Counter()
+    for layers in [model.all_layers] if num_stages == 1 else stages:
+        groups |= Counter(kept for layer in layers for kept in kept_by(layer, num_ranks))
     return [
         LayerGroup(
             state_spec(kept) if isinstance(kept, KeptState) else native_spec(kept, BLOCK_SIZE, cache_dtype), count
@@ -219,7 +232,8 @@ def make_plan(model: ModelConfig, weights_of: WeightsOf, device: Device, wishes:
     runtime = RUNTIME_BYTES[device.kind] * num_here
     activations = _activations(model, device.kind, dtype, wishes) * num_here
     reserve = max(RESERVED_BYTES, int(device.total * RESERVED_SHARE)) if device.kind == "cpu" else 0
-    groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=size)
+    num_stages = wishes.pipeline_parallel_size
+    groups = cache_groups(model, cache_dtype=kv_dtype, num_ranks=size, num_stages=num_stages)
     after_loading = max(0, device.memory - weights - runtime)
     default = (
         gpu_cache_bytes(after_loading, device.total, activations)

@@ -12,6 +12,7 @@ from typing import Final
 
 from pagewick.doctor.checkpoint import Checkpoint
 from pagewick.models.config import ModelConfig
+from pagewick.models.stages import Stage, stages_of
 from pagewick.models.tensor_sizes import Role
 from pagewick.models.tensors import model_tensors
 
@@ -43,16 +44,27 @@ class RankWeights:
 
 
 def weights_of_rank(
-    model: ModelConfig, checkpoint: Checkpoint, num_ranks: int, dtype: str | None = None
+    model: ModelConfig, checkpoint: Checkpoint, num_ranks: int, dtype: str | None = None, num_stages: int = 1
 ) -> RankWeights:
-    """The weights of the first of `num_ranks` ranks; no other rank has more.
+    """The weights of the first of `num_ranks` ranks, of the stage that has most; no other rank has more.
 
-    Weights in blocks stay as they are, or are expanded. dtype: that of the others; None for the model's own.
+    Weights in blocks stay as they are, or are expanded. dtype: that of the others; None for the model's own. Raises
+    ConfigError if the layers cannot be divided into stages.
     """
+    stages = stages_of(model, num_stages)
+    found = (_weights_of_stage(model, checkpoint, num_ranks, dtype, stage) for stage in stages)
+    return max(found, key=lambda weights: weights.total)
+
+
+def _weights_of_stage(
+    model: ModelConfig, checkpoint: Checkpoint, num_ranks: int, dtype: str | None, stage: Stage
+) -> RankWeights:
     table = list(model_tensors(model, [tensor.name for tensor in checkpoint.tensors], num_ranks=num_ranks))
     stored = {tensor.name: tensor.kept_bytes for tensor in checkpoint.kept_tensors if tensor.is_in_blocks}
     sums: defaultdict[str, float] = defaultdict(float)
     for tensor in table:
+        if not stage.holds(tensor.path):
+            continue
         if tensor.name not in stored or tensor.role == "router":
             num_bytes: float = tensor.kept_bytes(dtype or model.dtype)
         else:

@@ -197,6 +197,8 @@ def _memory(plan: Plan, checkpoint: Checkpoint) -> list[str]:
         stored = f"weights quantized to {checkpoint.plan.mix}"
     narrow = "" if checkpoint.plan is None else checkpoint.plan.describe_narrow()
     sizes = ", ".join(map(str, plan.tensor_parallel_sizes))
+    num_stages = plan.wishes.pipeline_parallel_size
+    stages = "" if num_stages == 1 else f" in each of {num_stages} stages; the numbers are those of the largest"
     left = (
         f"  left for the KV cache: {format_memory(plan.kv_most)}; Pagewick takes {format_memory(plan.kv_default)} "
         "unless --kv-cache-memory says more"
@@ -206,7 +208,7 @@ def _memory(plan: Plan, checkpoint: Checkpoint) -> list[str]:
         _needed(plan),
         *([f"  {narrow}"] if narrow else []),
         *([] if plan.short_by else [left]),
-        f"  tensor parallel sizes that work: {sizes}; planned with {plan.tensor_parallel_size}",
+        f"  tensor parallel sizes that work: {sizes}; planned with {plan.tensor_parallel_size}{stages}",
     ]
 
 

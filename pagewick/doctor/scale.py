@@ -205,6 +205,11 @@ def _check(model: ModelConfig, num_ranks: int, wishes: Wishes, experts_per_rank:
             f"--tensor-parallel-size {wishes.tensor_parallel_size} is not the {num_ranks} GPUs that --gpus and --nodes "
             "say\n  leave it out"
         )
+    if wishes.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "--pipeline-parallel-size is planned for this machine, or with --memory; with --gpus, all GPUs share every "
+            "layer\n  leave one of the two out"
+        )
     for parts, count in model.divided.items():
         if count % num_ranks:
             sizes = ", ".join(map(str, tensor_parallel_sizes(model, min(num_ranks, count))))

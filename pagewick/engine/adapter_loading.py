@@ -30,7 +30,8 @@ class AdapterLoader:
         self._paths = options.adapter_paths
         self._max_rank = options.max_lora_rank
         self._weights = adapted_weights(model)
-        self._layers = lora_layers(self._weights)
+        # Other ranks hold further layers, of which this one knows the names.
+        self._layers = [layer for layer in lora_layers(self._weights) if not layer.is_elsewhere]
         self._collectives = collectives
 
     @property

@@ -112,7 +112,7 @@ class EngineClient:
                 raise EngineDeadError(await child.how_it_ended()) from error
             if isinstance(message, Ready):
                 grace_s = _EXIT_GRACE_S if config.kv_cache_disk is None else _SAVE_GRACE_S
-                if message.info.tensor_parallel_size > 1:
+                if message.info.num_ranks > 1:
                     await child.find_ranks()
                 return cls(child, reader, writer, message.info, exit_grace_s=grace_s, advice=advice)
             raise _error_from(message)

@@ -25,7 +25,7 @@ from pagewick.engine.adapters import Adapters
 from pagewick.engine.admission import check_request
 from pagewick.engine.cache.block_manager import BlockManager
 from pagewick.engine.cache.disk_store import hash_key
-from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in
+from pagewick.engine.cache.kv_cache import MemoryGuard, blocks_in, machine_block_bytes
 from pagewick.engine.cache.tiers import DiskTier, HostTier
 from pagewick.engine.constraints.factory import GrammarConstraints, KnownConstraints
 from pagewick.engine.device_errors import explaining_device_errors
@@ -249,7 +249,9 @@ class Engine:
         if config.device == "cpu":
             grow = [
                 MemoryGuard(
-                    group.block_bytes * ranks.local_world_size, partial(available_memory, "cpu"), total_memory()
+                    machine_block_bytes(group, ranks.layout, ranks.local_world_size),
+                    partial(available_memory, "cpu"),
+                    total_memory(),
                 )
                 for group in runner.groups
             ]
@@ -280,9 +282,10 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=runner.groups[0].spec.block_size,
             num_kv_blocks=sum(self._ranks.num_blocks),
-            kv_cache_bytes=self._ranks.kv_cache_bytes * self._ranks.world_size,
+            kv_cache_bytes=self._ranks.kv_cache_bytes,
             num_parameters=runner.num_parameters,
             tensor_parallel_size=config.tensor_parallel_size,
+            pipeline_parallel_size=config.pipeline_parallel_size,
             kv_cache_dtype=config.kv_cache_dtype,
             weights=runner.weights,
             embedding=runner.model_config.embedding,

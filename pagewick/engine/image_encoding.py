@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from pagewick.engine.device_copies import Array
 from pagewick.engine.image_slots import EncodedRows, ImageSlots, pixels_of
@@ -19,7 +20,7 @@ from pagewick.models.decoder import Decoder
 from pagewick.models.vision.canvas import Place, canvas_positions
 from pagewick.models.vision.config import VisionConfig
 from pagewick.models.vision.merging_config import MiniCPMVisionConfig
-from pagewick.models.vision.pixels import PatchReader
+from pagewick.models.vision.pixels import EncodedImage, PatchReader
 from pagewick.models.vision.positions import image_positions
 
 
@@ -60,13 +61,27 @@ class ImageEncoder:
         return self._encoder(pixels)  # type: ignore[no-any-return]
 
 
+class UnseenImages:
+    """Stands in for the encoder where another rank has it: rows of 0, which no layer here reads."""
+
+    def __init__(self, row: Tensor) -> None:
+        """row: [1, hidden_size], zeros of the model's dtype."""
+        self._row = row
+
+    def __call__(self, image: ImageInput) -> EncodedRows:
+        num_rows = sum(last - first for first, last in image.runs())
+        return EncodedImage(self._row.expand(num_rows, -1), self._row.new_zeros(0, num_rows, self._row.shape[1]))
+
+
 def image_slots(
     model: Decoder, config: ModelConfig, max_num_seqs: int, device: torch.device, num_ranks: int, progress: Progress
 ) -> ImageSlots | None:
     """Return the ImageSlots for a model; None if it reads no images."""
     if model.visual is None or config.vision is None:
         return None
-    encode = ImageEncoder(model.visual, config.vision, device, num_ranks, progress)
+    encode: ImageEncoder | UnseenImages = ImageEncoder(model.visual, config.vision, device, num_ranks, progress)
+    if model.is_blind:
+        encode = UnseenImages(model.model.unknown)
     side = config.vision.side
     marks = config.vision.canvas if isinstance(config.vision, MiniCPMVisionConfig) else None
 

@@ -40,6 +40,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_cache_bytes: int
     num_parameters: int
     tensor_parallel_size: int
+    pipeline_parallel_size: int = 1
     kv_cache_dtype: str = "auto"
     weights: str = ""
     embedding: str = ""
@@ -65,6 +66,11 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     rotations: list[str] = []
     eos_token_ids: list[int] = []
     timeline: list[tuple[str, float]] = []
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that have a part of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def types(self) -> str:
         """Return the formats of weights and the data type of activations in words, shorter if both are the same."""

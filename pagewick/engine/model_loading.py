@@ -152,7 +152,9 @@ def load_model(config: EngineConfig, collectives: Collectives, device: torch.dev
         weights = _describe_weights(model_config, types, config.dtype) + opened.note
     logger.info("loaded %s in %.1f s", model_config.architecture, time.monotonic() - started)
     total = sum(tensor.num_elements for tensor in model_tensors(model_config, list(types)))
-    return LoadedModel(model, model_config, config, eos, cache_groups(model), weights, timeline, total)
+    stages = model.layers_of_stages() if collectives.stages.size > 1 else ()
+    groups = cache_groups(model, stages, collectives.stages.index)
+    return LoadedModel(model, model_config, config, eos, groups, weights, timeline, total)
 
 
 def warn_of_options(config: EngineConfig, loaded: LoadedModel, device: torch.device) -> None:

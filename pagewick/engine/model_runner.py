@@ -107,7 +107,7 @@ class ModelRunner:
         if config.speculative_model is not None:
             self.draft_model = DraftModel(
                 replace(config, model=config.speculative_model),
-                collectives,
+                collectives.of_stage(),
                 self.device,
                 target=self.model_config,
                 target_directory=Path(config.model),
@@ -115,6 +115,8 @@ class ModelRunner:
         self._drafter = drafter or self.draft_model
         self._proposals: Proposals | None = None
         self._progress = progress or Progress.private()
+        # The time of earlier steps that later stages may still compute, in seconds.
+        self._behind_s = 0.0
         self._time_limits = _time_limits_of(self.model, loaded.model_config, self.device, collectives)
         if progress is not None:
             _mark_layers([self.model, *([self.draft_model.model] if self.draft_model else [])], progress)
@@ -182,7 +184,7 @@ class ModelRunner:
         self._sampler = SlotSampler(self.model, self._slots, self.device, is_lazy=is_lazy)
         caches = allocate_cache(self.groups, num_blocks, self.device)
         self.disk = self._open_disk()
-        self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self.disk, self._progress)
+        self._store = BlockStore(caches, num_host_blocks or [0] * len(specs), self.disk, self._progress, self.device)
         num_bytes = sum(cache.nbytes for layers in caches for cache in layers)
         if self.draft_model is not None:
             num_bytes += self.draft_model.allocate(num_draft_blocks, max_model_len, self._progress)
@@ -225,6 +227,7 @@ class ModelRunner:
         found = self._sampler.sample(plan, output, masks)
         if self._proposals is not None:
             self._proposals.add_to(found, plan, batch, output.hidden_states)
+        self._behind_s = self._behind_s + limit.seconds if self._collectives.stages.is_ahead else 0.0
         self._progress.expect()
 
         def wait() -> StepOutput:
@@ -252,7 +255,7 @@ class ModelRunner:
         return self.disk is None or self.disk.can_write
 
     def _expect(self, limit: TimeLimit) -> None:
-        self._progress.expect(limit.seconds, limit.cpu_seconds)
+        self._progress.expect(self._behind_s + limit.seconds, limit.cpu_seconds)
 
     def _load_adapter(self, wanted: AdapterLoad) -> StepOutput:
         assert self._adapters is not None, "the engine has room for adapters"
@@ -276,12 +279,11 @@ class ModelRunner:
             self._store.publish()
             self._collectives.barrier()
         keys = [transfer.key for transfer in plan.transfers if transfer.is_read]
-        if keys and self._collectives.tp_size > 1:
+        if keys:
             # The other ranks may still read their blocks.
             self._progress.expect(DISK_ALLOWED_S)
-            failed = torch.tensor([float(key in unreadable) for key in keys], device=self.device)
-            failed = self._collectives.all_reduce(failed)
-            unreadable = [key for key, count in zip(keys, failed.tolist(), strict=True) if count]
+            is_read = self._collectives.minimum([key not in unreadable for key in keys])
+            unreadable = [key for key, is_fine in zip(keys, is_read, strict=True) if not is_fine]
         return unreadable
 
     def _make_proposals(self) -> Proposals | None:
@@ -315,8 +317,7 @@ class ModelRunner:
             Path(config.kv_cache_disk),
             fingerprint=model_fingerprint(Path(config.model), config, layout, self.rotations),
             block_bytes=[group.block_bytes for group in self.groups],
-            tp_rank=self._collectives.tp_rank,
-            tp_size=self._collectives.tp_size,
+            share=self._collectives.share,
         )
 
 
@@ -331,7 +332,8 @@ def _time_limits_of(
         attention_width=config.attention_width,
         num_layers=len(sizes),
         device=device.type,
-        num_ranks=collectives.tp_size,
+        num_ranks=collectives.world_size,
+        is_staged=collectives.stages.size > 1,
     )
 
 

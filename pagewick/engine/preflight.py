@@ -24,10 +24,11 @@ from pagewick.models.adapter_memory import adapter_bytes
 from pagewick.models.config import ModelConfig
 from pagewick.models.mtp_offers import with_mtp
 from pagewick.models.registry import read_config
+from pagewick.models.stages import Stage, stages_of
 from pagewick.models.tensor_sizes import ModelTensor
 from pagewick.models.tensors import model_tensors
 from pagewick.parallel.layout import layout_of
-from pagewick.parallel.topology import Topology, detect_topology
+from pagewick.parallel.topology import topology_of
 from pagewick.quantization.at_load_memory import most_quantizing_bytes
 from pagewick.quantization.plan import QuantizationPlan, choose_mix, plan_quantization
 from pagewick.weights.description import Description, describe, is_gguf
@@ -72,9 +73,11 @@ class FoundModel:
         dtypes = {tensor.name: tensor.dtype for tensor in found.tensors if tensor.name in at_load}
         return cls(model, names, blocks, at_load, dtypes)
 
-    def kept_bytes(self, dtype: str, num_ranks: int) -> Iterator[tuple[ModelTensor, int]]:
-        """Yield the tensors with the memory for one rank's share of each."""
+    def kept_bytes(self, dtype: str, num_ranks: int, stage: Stage | None = None) -> Iterator[tuple[ModelTensor, int]]:
+        """Yield the tensors with the memory for one rank's share of each. stage: those of one; None: all."""
         for tensor in model_tensors(self.config, self.names, num_ranks=num_ranks):
+            if stage is not None and not stage.holds(tensor.path):
+                continue
             stored = self.blocks.get(tensor.name)
             share = 0 if stored is None else stored.kept_bytes * tensor.num_kept // tensor.num_elements
             yield tensor, share or tensor.kept_bytes(dtype)
@@ -129,7 +132,7 @@ def choose_quantization(config: EngineConfig, free: FreeMemory) -> EngineConfig:
         return WeightBytes.of(config, num_ranks, [found]).all
 
     mix, arithmetic = choose_mix(bytes_in, free.device, config.dtype.replace("auto", "unquantized"))
-    of_rank = f" (the rank that has least, of {num_ranks})" if num_ranks > 1 else ""
+    of_rank = f" (the rank that has least, of {config.num_ranks})" if config.num_ranks > 1 else ""
     logger.info("--quantization auto%s: %s; the choice is %s", of_rank, arithmetic, mix or "not to quantize")
     return replace(config, quantization=mix)
 
@@ -139,10 +142,11 @@ def check_models(config: EngineConfig, environ: Mapping[str, str] = os.environ) 
 
     environ: has the number of ranks, if a launcher has set it. Raises ConfigError and ModelLoadError.
     """
-    num_ranks = num_tensor_ranks(detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size))
+    num_ranks = num_tensor_ranks(config, environ)
     found = [_check_model(model) for model in _models(config)]
     _check_ranks(found, num_ranks)
     model = found[0].config
+    stages_of(model, config.pipeline_parallel_size)
     model.check_expert_offload(config.num_experts_offload_per_rank, num_ranks)
     config.check_max_model_len(model.longest_context)
     if config.rerank and model.architecture not in QWEN3_RERANKERS:
@@ -189,9 +193,9 @@ def check_description(description: Description, quantization: str | None = None)
     packed_rules(description.config)
 
 
-def num_tensor_ranks(topology: Topology) -> int:
-    """Return the number of ranks that share a model."""
-    return layout_of(topology.world_size).tensor_size
+def num_tensor_ranks(config: EngineConfig, environ: Mapping[str, str]) -> int:
+    """Return the number of ranks that share each layer."""
+    return layout_of(topology_of(config, environ).world_size, config.pipeline_parallel_size).tensor_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +220,10 @@ class WeightBytes:
         """
         if models is None:
             models = [FoundModel.of(describe(one.path, one.mmproj), one.mix, **one.changes) for one in _models(config)]
-        num_bytes, num_expert_bytes = _adapter_bytes(config, num_ranks, models[0]), 0
-        for model in models:
-            dtype = model.config.dtype if config.dtype == "auto" else config.dtype
-            for tensor, kept in model.kept_bytes(dtype, num_ranks):
-                num_bytes += kept
-                num_expert_bytes += kept if tensor.role == "expert" and model is models[0] else 0
+        num_bytes, num_expert_bytes = _of_fullest_stage(models[0], config, num_ranks)
+        num_bytes += _adapter_bytes(config, num_ranks, models[0])
+        for model in models[1:]:
+            num_bytes += sum(kept for _, kept in model.kept_bytes(_dtype_of(model, config), num_ranks))
         mixtures = models[0].config.mixtures
         if models[0].config.fitted(models[0].names).vision is not None:
             config = with_largest_picture(config)
@@ -230,14 +232,26 @@ class WeightBytes:
         return cls(num_bytes, num_expert_bytes // mixtures[0].num_experts if mixtures else 0, step, quantizing)
 
 
+def _of_fullest_stage(model: FoundModel, config: EngineConfig, num_ranks: int) -> tuple[int, int]:
+    """Return the memory for the weights of a rank, and for the experts among them; of the stage that has most."""
+    dtype, found = _dtype_of(model, config), []
+    for stage in stages_of(model.config, config.pipeline_parallel_size):
+        kept = [(tensor.role, size) for tensor, size in model.kept_bytes(dtype, num_ranks, stage)]
+        found.append((sum(size for _, size in kept), sum(size for role, size in kept if role == "expert")))
+    return max(found)
+
+
+def _dtype_of(model: FoundModel, config: EngineConfig) -> str:
+    return model.config.dtype if config.dtype == "auto" else config.dtype
+
+
 def _adapter_bytes(config: EngineConfig, num_ranks: int, model: FoundModel) -> int:
     """Return the bytes of a rank's room for adapters; for the default rank if it follows from adapters not read yet."""
     if not config.enable_lora:
         return 0
     number = num_adapters_of(config.max_loras, config.adapter_paths)
     tensors = model_tensors(model.config, model.names, num_ranks=num_ranks)
-    dtype = model.config.dtype if config.dtype == "auto" else config.dtype
-    return adapter_bytes(tensors, number, config.max_lora_rank or DEFAULT_MAX_RANK, dtype)
+    return adapter_bytes(tensors, number, config.max_lora_rank or DEFAULT_MAX_RANK, _dtype_of(model, config))
 
 
 def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: WeightBytes | None = None) -> None:
@@ -249,7 +263,10 @@ def check_memory(config: EngineConfig, device: str, free: FreeMemory, weights: W
     has_gpus, num_ranks = device.startswith("cuda"), config.tensor_parallel_size
     if weights is None:
         weights = WeightBytes.of(config, num_ranks, [_check_model(model) for model in _models(config)])
-    needed, per_rank, least = weights.all, *((" per rank", " (the rank that has least)") if num_ranks > 1 else ("", ""))
+    needed, per_rank, least = (
+        weights.all,
+        *((" per rank", " (the rank that has least)") if config.num_ranks > 1 else ("", "")),
+    )
     if has_gpus and (num_offloaded := config.num_experts_offload_per_rank * num_ranks):
         needed -= num_offloaded * weights.expert
         # One expert more than is offloaded: the one that is being copied.

@@ -14,7 +14,7 @@ from pagewick import huge_memory
 from pagewick.config import EngineConfig
 from pagewick.devices import available_memory
 from pagewick.engine.preflight import FoundModel, WeightBytes, num_tensor_ranks
-from pagewick.parallel.topology import detect_topology
+from pagewick.parallel.topology import topology_of
 
 # If one of these exists, "auto" may mean a GPU, and weights need no main memory.
 _GPU_FILES: Final = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/dev/kfd")
@@ -45,8 +45,8 @@ def starting(config: EngineConfig, models: Sequence[FoundModel] | None = None) -
         ):
             yield None
             return
-        topology = detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size)
-        weights = WeightBytes.of(config, num_tensor_ranks(topology), models)
+        weights = WeightBytes.of(config, num_tensor_ranks(config, os.environ), models)
+        topology = topology_of(config, os.environ)
         leaves_room = weights.all * topology.local_world_size + _RESERVED_BYTES <= available_memory("cpu")
         with huge_memory.prepared(weights.all if leaves_room else 0):
             yield weights

@@ -31,6 +31,7 @@ class StepTimeLimits:
 
     layer_size, head_size: parameters of its largest layer and of its vocabulary head. attention_width: query heads
     times head_dim. num_ranks: with several ranks this one also waits for the others, which may be on other machines.
+    is_staged: whether it waits for ranks that hold other layers, and so for all layers at once.
     """
 
     layer_size: int
@@ -39,6 +40,7 @@ class StepTimeLimits:
     num_layers: int
     device: str
     num_ranks: int
+    is_staged: bool = False
 
     def of_forward(self, plan: StepPlan, logits: TimeLimit | None) -> TimeLimit:
         """Return the limit for the longest part of a forward pass: a layer, or the logits if it computes them.
@@ -53,7 +55,7 @@ class StepTimeLimits:
     def of_tokens(self, num_tokens: int, num_scores: int = 0) -> TimeLimit:
         """Return the limit for one layer and `num_tokens` tokens, with `num_scores` attention scores in total.
 
-        On a GPU, which the host waits for only at the end, it is the limit for all layers.
+        On a GPU, which the host waits for only at the end, and with stages it is the limit for all layers.
         """
         operations = 2.0 * self.layer_size * num_tokens + 4.0 * self.attention_width * num_scores
         return self._limit(operations, self.num_layers)
@@ -63,7 +65,7 @@ class StepTimeLimits:
         num_rows = len(plan.streams.slots)
         num_rows += sum(len(work.prompt_targets) + work.num_draft_tokens + work.is_sampled for work in plan.work)
         limit = self._limit(2.0 * self.head_size * num_rows, 1)
-        waited_s = 0.0 if self.device == "cpu" else self._of_layers(plan).seconds
+        waited_s = 0.0 if self.device == "cpu" and not self.is_staged else self._of_layers(plan).seconds
         return TimeLimit(waited_s + limit.seconds, limit.cpu_seconds)
 
     def _of_layers(self, plan: StepPlan) -> TimeLimit:
@@ -76,7 +78,8 @@ class StepTimeLimits:
     def _limit(self, operations: float, num_layers: int) -> TimeLimit:
         if self.device == "cpu":
             cpu_seconds = operations / _SLOWEST_CORE
-            return TimeLimit(cpu_seconds if self.num_ranks > 1 else 0.0, cpu_seconds)
+            waited_s = cpu_seconds * num_layers if self.is_staged else cpu_seconds
+            return TimeLimit(waited_s if self.num_ranks > 1 else 0.0, cpu_seconds)
         computing_s = operations * num_layers / _SLOWEST_DEVICE.get(self.device, 1e12)
         compiling_s = _COMPILING_S if self.device == "cuda" else 0.0
         return TimeLimit(computing_s + compiling_s, compiling_s)

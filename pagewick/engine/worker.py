@@ -38,7 +38,7 @@ from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.parallel.collectives import Collectives, init_collectives
 from pagewick.parallel.launch import LocalRanks, die_with_parent
 from pagewick.parallel.layout import layout_of
-from pagewick.parallel.topology import Topology, detect_topology
+from pagewick.parallel.topology import Topology, topology_of
 
 logger = log.get_logger(__name__)
 
@@ -84,12 +84,12 @@ class RankGroup:
         drafter: Drafter | None = None,
         weights: WeightBytes | None = None,
     ) -> None:
-        topology = detect_topology(environ, tensor_parallel_size=config.tensor_parallel_size)
+        topology = topology_of(config, environ)
         if topology.rank != 0:
             raise ConfigError(
                 f"this process is rank {topology.rank}; only rank 0 leads, start it with the pagewick command"
             )
-        layout = layout_of(topology.world_size)
+        self.layout = layout = layout_of(topology.world_size, config.pipeline_parallel_size)
         config = replace(config, tensor_parallel_size=layout.tensor_size)
         self.world_size = topology.world_size
         kind = choose_device(config.device)
@@ -199,7 +199,8 @@ def _take_part(
     with ExitStack() as cleanup:
         device = torch_device(kind, topology.local_rank)
         free = FreeMemory.of_rank(str(device), topology.num_sharing)
-        collectives = init_collectives(topology, device, layout=layout_of(topology.world_size), lost_rank=lost_rank)
+        layout = layout_of(topology.world_size, config.pipeline_parallel_size)
+        collectives = init_collectives(topology, device, layout=layout, lost_rank=lost_rank)
         cleanup.callback(collectives.close)
         _least_free(free, kind, collectives)
         decided = msgspec.msgpack.decode(collectives.broadcast_bytes(None), type=EngineConfig)
@@ -250,13 +251,12 @@ def _follow(runner: ModelRunner, collectives: Collectives) -> None:
 
 
 def _set_up(runner: ModelRunner, collectives: Collectives, requested: EngineConfig | None = None) -> tuple[_Setup, int]:
-    """Agree on sizes, allocate what they say, and wait until all ranks have; return them and the bytes of the KV cache.
+    """Agree on sizes and allocate what they say; return them and the bytes of the KV cache, once all ranks have that.
 
     requested: as for _agree_on_sizes. A rank that fails ends the start of all, and not their first request.
     """
     setup = _agree_on_sizes(runner, collectives, requested)
-    num_bytes = setup.apply(runner)
-    collectives.barrier()
+    (num_bytes,) = collectives.total([setup.apply(runner)])
     return setup, num_bytes
 
 
@@ -337,7 +337,7 @@ def main() -> None:
     """Run a rank that LocalRanks has started; its config comes on standard input."""
     die_with_parent()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
-    run(config, detect_topology(os.environ, tensor_parallel_size=config.tensor_parallel_size))
+    run(config, topology_of(config, os.environ))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -105,6 +105,14 @@ class LayerContext:
     @property
     def tp_size(self) -> int:
         return self.collectives.tp_size
+
+    def elsewhere(self) -> LayerContext:
+        """Return the context of layers that another rank holds: they have names and shapes here, and no memory."""
+        return replace(self, device=torch.device("meta"), num_experts_offload_per_rank=0)
+
+    def zero_row(self, size: int) -> Tensor:
+        """Return zeros [1, size] of the activations' dtype."""
+        return torch.zeros(1, size, dtype=self.dtype, device=self.device)
 
     def make_weight(
         self, prefix: str, share: Share, *, is_multiplied: bool = True, has_float32_sums: bool = False

@@ -24,7 +24,8 @@ class LoraLayer:
     """The factors of all adapters for one linear layer, this rank's share of them.
 
     share: the layer's. Each part of a fused layer has factors of its own. They lie in one A of all parts, one above the
-    other, and one B that is 0 outside the blocks on its diagonal: two products serve all parts.
+    other, and one B that is 0 outside the blocks on its diagonal: two products serve all parts. is_elsewhere: whether
+    another rank holds the layer.
     """
 
     def __init__(self, share: Share, room: LoraRoom, dtype: torch.dtype, device: torch.device) -> None:
@@ -38,6 +39,7 @@ class LoraLayer:
             self._down.data.zero_()
             self._up.data.zero_()
         # A rank may have no share of a layer.
+        self.is_elsewhere = device.type == "meta"
         self._has_share = bool(share.num_rows and share.num_columns)
         self._used: set[int] = set()
 

@@ -6,6 +6,7 @@ this module has no global state.
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import time
@@ -21,7 +22,8 @@ from pagewick.errors import ConfigError
 from pagewick.parallel.heartbeat import Heartbeat, begin_heartbeat
 from pagewick.parallel.layout import RankLayout, layout_of
 from pagewick.parallel.rendezvous import interface_to_master
-from pagewick.parallel.sign_in import await_ranks, not_found, open_store, sign_in
+from pagewick.parallel.sign_in import await_ranks, check_layout, not_found, open_store, sign_in
+from pagewick.parallel.stages import Stages
 from pagewick.parallel.symmetric_memory import SmallSums, open_small_sums
 from pagewick.parallel.topology import Topology
 
@@ -30,6 +32,8 @@ from pagewick.parallel.topology import Topology
 _IDLE_TIMEOUT = timedelta(days=365)
 # Ranks enter the same layer at nearly the same time; if one waits longer than this, another one hangs.
 _TENSOR_TIMEOUT = timedelta(minutes=10)
+# A stage waits for all layers of the others. The watchdog of rank 0 has a limit for that, which depends on the model.
+_STAGE_TIMEOUT = timedelta(hours=6)
 _LENGTH_BYTES = 8
 # Its name before PyTorch 2.13.
 _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -44,6 +48,7 @@ class Collectives:
     local_world_size: the number of ranks that share this machine's processors and memory; None: all ranks.
     tp_rank, tp_size: this rank's place among the ranks that share its layers, and their number.
     tensor_group: those ranks; control_group: all ranks. Each is None if this rank is its only member.
+    stages: the ranks that hold the other layers of this rank's pipeline; None: it holds all layers.
     heartbeat: watches ranks on other machines; None: there are none.
     ordered_sum: whether all_reduce sums in rank order. small_sums: sums the tensors that it serves; None: nothing does.
 
@@ -61,6 +66,7 @@ class Collectives:
         local_world_size: int | None = None,
         tensor_group: dist.ProcessGroup | None = None,
         control_group: dist.ProcessGroup | None = None,
+        stages: Stages | None = None,
         ordered_sum: bool = True,
         small_sums: SmallSums | None = None,
         heartbeat: Heartbeat | None = None,
@@ -72,6 +78,7 @@ class Collectives:
         self.local_world_size = local_world_size or world_size
         self.tp_rank = layout.coordinates(rank).tensor
         self.tp_size = layout.tensor_size
+        self.stages = stages or Stages()
         self._tensor_group = tensor_group
         self._control_group = control_group
         self._ordered_sum = ordered_sum
@@ -82,6 +89,18 @@ class Collectives:
     def single(cls) -> Collectives:
         """Make a group of one rank, whose operations do nothing."""
         return cls(0, 1)
+
+    @property
+    def share(self) -> str:
+        """A name for the part of the model that this rank holds."""
+        share = f"{self.tp_rank}-of-{self.tp_size}"
+        return share if self.stages.size == 1 else f"stage-{self.stages.index}-of-{self.stages.size}-{share}"
+
+    def of_stage(self) -> Collectives:
+        """Return these ranks for a model of which every stage holds all layers. It is closed with this group."""
+        own = copy.copy(self)
+        own.stages = Stages()
+        return own
 
     def sum_in_rank_order(self) -> None:
         """Let all_reduce sum in rank order from now on, as it always does on a CPU."""
@@ -159,11 +178,18 @@ class Collectives:
 
         It goes through the host, and waits for nothing that is queued on a GPU.
         """
+        return self._reduce(values, dist.ReduceOp.MIN)
+
+    def total(self, values: Sequence[int]) -> list[int]:
+        """Return, on every rank, the sum over all ranks in each place of `values`; see `minimum`."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def _reduce(self, values: Sequence[int], operation: dist.ReduceOp.RedOpType) -> list[int]:
         if self.world_size == 1:
             return list(values)
-        lowest = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self._control_group)
-        return [int(value) for value in lowest]
+        reduced = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(reduced, op=operation, group=self._control_group)
+        return [int(value) for value in reduced]
 
     def barrier(self) -> None:
         """Wait until every rank of the world has called this. Work queued on a GPU may still be running."""
@@ -179,6 +205,7 @@ class Collectives:
         """Leave the group. Ranks that still wait in an operation get a RuntimeError. May be called twice."""
         if self._control_group is not None:
             self._tensor_group = self._control_group = self._small_sums = None
+            self.stages = Stages()
             dist.destroy_process_group()
         # Last: if a rank is lost, the above may hang, and only the heartbeat would end it.
         if self._heartbeat is not None:
@@ -211,8 +238,9 @@ def init_collectives(
 
     `layout` says which ranks share layers; None: all of them. `listener` and `lost_rank` are the socket and the `poll`
     of `LocalRanks`, if there is one. Waits at most `timeout_s` seconds for the other ranks. `rank_timeout_s` is the
-    `silence_s` of begin_heartbeat. Raises ConfigError if the ranks do not find each other, two have the same GPU, or
-    the layout needs another number of ranks, EngineDeadError if a rank that this machine started ends meanwhile.
+    `silence_s` of begin_heartbeat. Raises ConfigError if the ranks do not find each other, two have the same GPU or
+    another layout, or the layout needs another number of ranks, EngineDeadError if a rank that this machine started
+    ends meanwhile.
     """
     layout = layout or layout_of(topology.world_size)
     layout.check_world(topology.world_size)
@@ -220,15 +248,16 @@ def init_collectives(
         return Collectives.single()
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--tensor-parallel-size needs --device cpu or cuda, not {device.type}")
+        raise ConfigError(f"a model on several ranks needs --device cpu or cuda, not {device.type}")
     with ExitStack() as cleanup:
         try:
             store = open_store(topology, listener, timedelta(seconds=timeout_s))
+            check_layout(store, layout)
             sign_in(store, topology, device)
             await_ranks(store, topology, lost_rank, time.monotonic() + timeout_s)
             if (heartbeat := begin_heartbeat(store, topology, rank_timeout_s, timeout_s)) is not None:
                 cleanup.callback(heartbeat.close)
-            tensor_group, control_group, small_sums = _make_groups(store, topology, device, layout)
+            tensor_group, control_group, stages, small_sums = _make_groups(store, topology, device, layout)
         except (dist.DistError, OSError) as error:
             raise ConfigError(not_found(topology, f"({error})")) from error
         cleanup.pop_all()
@@ -239,6 +268,7 @@ def init_collectives(
         local_world_size=topology.num_sharing,
         tensor_group=tensor_group,
         control_group=control_group,
+        stages=stages,
         ordered_sum=device.type == "cpu",
         small_sums=small_sums,
         heartbeat=heartbeat,
@@ -247,8 +277,8 @@ def init_collectives(
 
 def _make_groups(
     store: Store, topology: Topology, device: torch.device, layout: RankLayout
-) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup, SmallSums | None]:
-    """Return this rank's tensor group, the control group, and what serves small sums, once all ranks are there."""
+) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup, Stages, SmallSums | None]:
+    """Return this rank's tensor group, the control group, its stages, and what serves small sums; await all ranks."""
     with _on_interface_to_master(topology):
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -259,22 +289,31 @@ def _make_groups(
             device_id=device if device.type == "cuda" else None,
         )
         control_group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
-        tensor_group = _make_tensor_group(topology.rank, layout)
+        tensor_group = _make_group(topology.rank, layout.tensor_groups, _TENSOR_TIMEOUT)
+        stages = Stages()
+        if layout.pipeline_size > 1:
+            pipeline_group = _make_group(topology.rank, layout.pipelines, _STAGE_TIMEOUT)
+            (ranks,) = (pipeline for pipeline in layout.pipelines if topology.rank in pipeline)
+            stages = Stages(layout.coordinates(topology.rank).pipeline, ranks, pipeline_group)
         small_sums = None
         if device.type == "cuda" and tensor_group is not None:
             small_sums = open_small_sums(device, tensor_group, control_group, is_single_host=topology.is_single_host)
-    return tensor_group, control_group, small_sums
+    return tensor_group, control_group, stages, small_sums
 
 
-def _make_tensor_group(rank: int, layout: RankLayout) -> dist.ProcessGroup | None:
-    """Make this rank's tensor group. torch requires that every rank takes part in making every group."""
-    if layout.tensor_size == layout.world_size:
-        return dist.group.WORLD
-    if layout.tensor_size == 1:
+def _make_group(rank: int, groups: Sequence[range], timeout: timedelta) -> dist.ProcessGroup | None:
+    """Make the one of these groups, which have the same size, that has this rank; None if it would be alone.
+
+    torch requires that every rank takes part in making every group.
+    """
+    size = len(groups[0])
+    if size == 1:
         return None
+    if len(groups) == 1 and timeout == _TENSOR_TIMEOUT:
+        return dist.group.WORLD
     own: dist.ProcessGroup | None = None
-    for members in layout.tensor_groups:
-        group = dist.new_group(list(members), timeout=_TENSOR_TIMEOUT)
+    for members in groups:
+        group = dist.new_group(list(members), timeout=timeout)
         if rank in members:
             own = group
     return own

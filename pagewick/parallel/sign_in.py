@@ -13,12 +13,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from pagewick.devices import gpu_uuid
 from pagewick.errors import ConfigError, EngineDeadError
+from pagewick.parallel.layout import RankLayout
 from pagewick.parallel.rendezvous import open_listener
 from pagewick.parallel.topology import Topology
 
 _SIGN_IN_INTERVAL_S = 0.02
 # Its key in the store; its value is the GPU.
 _SIGNATURE = "rank {} is here"
+# The key of what the first rank to come has.
+_LAYOUT = "layout"
 
 
 def open_store(topology: Topology, listener: socket.socket | None, timeout: timedelta) -> Store:
@@ -41,6 +44,17 @@ def open_store(topology: Topology, listener: socket.socket | None, timeout: time
 
 def sign_in(store: Store, topology: Topology, device: torch.device) -> None:
     store.set(_SIGNATURE.format(topology.rank), gpu_uuid(device))
+
+
+def check_layout(store: Store, layout: RankLayout) -> None:
+    """Raise ConfigError if another rank has another layout: then each would wait for groups that never form."""
+    own = layout.in_words
+    found = store.compare_set(_LAYOUT, "", own).decode()
+    if found != own:
+        raise ConfigError(
+            f"this rank is one of {own}, and another one is one of {found}: start all ranks with the same "
+            "--tensor-parallel-size and --pipeline-parallel-size"
+        )
 
 
 def await_ranks(store: Store, topology: Topology, lost_rank: Callable[[], int | None] | None, deadline: float) -> None:

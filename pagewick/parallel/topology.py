@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pagewick.config import EngineConfig
 from pagewick.errors import ConfigError
 from pagewick.parallel.slurm import expand_nodelist, tasks_of_node
 
@@ -79,10 +80,23 @@ class _Inputs:
 
     environ: Mapping[str, str]
     tensor_parallel_size: int
+    pipeline_parallel_size: int
     nnodes: int | None
     node_rank: int | None
     master_addr: str | None
     master_port: int | None
+
+    @property
+    def num_wanted(self) -> int:
+        """The number of ranks that the flags ask for; 1 if they say nothing."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def flags(self) -> str:
+        """The flags that ask for ranks, for messages."""
+        given = f"--tensor-parallel-size {self.tensor_parallel_size}"
+        stages = self.pipeline_parallel_size
+        return given if stages == 1 else f"{given} --pipeline-parallel-size {stages}"
 
     def integer(self, name: str, fix: str, minimum: int = 0) -> int:
         """Read a variable that must be set. Raises ConfigError, which ends with `fix`."""
@@ -116,10 +130,11 @@ class _Inputs:
 
         variable, node: where `num_nodes` comes from and what a node is called, for messages.
         """
-        world_size = num_nodes if self.tensor_parallel_size == 1 else self.tensor_parallel_size
+        world_size = num_nodes if self.num_wanted == 1 else self.num_wanted
         if world_size % num_nodes:
+            product = "" if self.pipeline_parallel_size == 1 else f" ({world_size} ranks)"
             raise ConfigError(
-                f"--tensor-parallel-size {world_size} must be a multiple of {variable}{num_nodes}:"
+                f"{self.flags}{product} must be a multiple of {variable}{num_nodes}:"
                 f" every {node} runs the same number of ranks"
             )
         local_size = world_size // num_nodes
@@ -130,6 +145,7 @@ def detect_topology(
     environ: Mapping[str, str],
     *,
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     nnodes: int | None = None,
     node_rank: int | None = None,
     master_addr: str | None = None,
@@ -137,12 +153,13 @@ def detect_topology(
 ) -> Topology:
     """Return the Topology that flags and environment variables describe; a pure function of its arguments.
 
-    `tensor_parallel_size` 1 counts as unset: under a launcher of N processes it means N. `nnodes` above 1
+    `tensor_parallel_size` 1 counts as unset: under a launcher of N processes it means N, divided by
+    `pipeline_parallel_size`. `nnodes` above 1
     means one such process per machine, which starts the other ranks of its machine itself. Raises
     ConfigError, naming the variable or flag and the fix, where a value is missing, unreadable or contradicts
     another.
     """
-    inputs = _Inputs(environ, tensor_parallel_size, nnodes, node_rank, master_addr, master_port)
+    inputs = _Inputs(environ, tensor_parallel_size, pipeline_parallel_size, nnodes, node_rank, master_addr, master_port)
     _check_flags(inputs)
     if environ.get(LAUNCHER_VARIABLE) != "spawn" and nnodes is not None and nnodes > 1:
         return _from_flags(inputs, nnodes)
@@ -161,10 +178,11 @@ def detect_topology(
             )
     if topology.world_size == 1 and topology.launcher != "torchrun":
         return _local(inputs)
-    if tensor_parallel_size not in (1, topology.world_size):
+    is_free = tensor_parallel_size == 1 and topology.world_size % pipeline_parallel_size == 0
+    if inputs.num_wanted != topology.world_size and not is_free:
         raise ConfigError(
-            f"--tensor-parallel-size {tensor_parallel_size} contradicts {topology.launcher}, which started"
-            f" {topology.world_size} ranks: start {tensor_parallel_size}, or drop the flag"
+            f"{inputs.flags} contradicts {topology.launcher}, which started"
+            f" {topology.world_size} ranks: start {inputs.num_wanted}, or drop the flag"
         )
     if nnodes == 1 and topology.local_world_size != topology.world_size:
         raise ConfigError(f"--nnodes 1 contradicts {topology.launcher}, which uses several machines: drop it")
@@ -180,9 +198,17 @@ def detect_topology(
     return topology
 
 
+def topology_of(config: EngineConfig, environ: Mapping[str, str]) -> Topology:
+    """Return what detect_topology finds for an engine's config. Raises ConfigError."""
+    sizes = config.tensor_parallel_size, config.pipeline_parallel_size
+    return detect_topology(environ, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
+
+
 def _check_flags(inputs: _Inputs) -> None:
     if inputs.tensor_parallel_size < 1:
         raise ConfigError(f"--tensor-parallel-size must be at least 1; got {inputs.tensor_parallel_size}")
+    if inputs.pipeline_parallel_size < 1:
+        raise ConfigError(f"--pipeline-parallel-size must be at least 1; got {inputs.pipeline_parallel_size}")
     if inputs.nnodes is not None and inputs.nnodes < 1:
         raise ConfigError(f"--nnodes must be at least 1; got {inputs.nnodes}")
     if inputs.node_rank is not None and not 0 <= inputs.node_rank < (inputs.nnodes or 1):
@@ -201,7 +227,7 @@ def _local(inputs: _Inputs) -> Topology:
             f"--master-addr {inputs.master_addr} names the first of several machines: drop it, or add --nnodes"
             " and --node-rank"
         )
-    size = inputs.tensor_parallel_size
+    size = inputs.num_wanted
     port = inputs.master_port or (0 if size > 1 else DEFAULT_MASTER_PORT)
     return Topology(0, size, 0, size, 0, LOOPBACK, port, "spawn" if size > 1 else "single")
 

@@ -74,6 +74,7 @@ def load_weights(
     upload: brings pieces to the model's device; None: the modules copy them there.
     Returns the seconds that "weights" (reading and placing them) and "repack" (`finish_loading`) took.
 
+    `model` may list modules that another process holds as `absent`: their tensors must be there, and are not read.
     A tensor that no module expects is an error, unless its name fully matches a regular expression in
     `ignore` or in the model's `ignored_weights` (tensors that no model needs, such as rotary inv_freq), or it is a bias
     of zeros. A model whose files use other names has `name_in_file`, which translates its own names to theirs. Names
@@ -86,7 +87,8 @@ def load_weights(
     check_zeros(source, spare_biases(routes.keys(), source.names()))
     routes = {**build_routes(model, "optional_weights"), **routes}
     progress, pieces = progress or Progress(), pieces_of(source, upload)
-    names = [name for name in source.names() if name in routes]
+    elsewhere = {id(part) for module in getattr(model, "absent", ()) for part in module.modules()}
+    names = [name for name in source.names() if name in routes and id(routes[name].module) not in elsewhere]
     progress.start("loading weights", sum(_num_bytes(source, name) for name in names))
     try:
         for name in names:
@@ -105,6 +107,8 @@ def load_weights(
         progress.stop()
     loaded = time.monotonic()
     for module in model.modules():
+        if id(module) in elsewhere:
+            continue
         if callable(finish := getattr(module, "finish_loading", None)):
             finish()
     return [("weights", loaded - started), ("repack", time.monotonic() - loaded)]

@@ -214,6 +214,7 @@ class TestMemory:
         ("3 GPUs do not divide the model's 4 attention heads; smaller: 1, 2", {"gpus": 3}),
         ("8 GPUs do not divide the model's 4 attention heads; smaller: 1, 2, 4", {"gpus": 8}),
         ("--tensor-parallel-size 2 is not the 1 GPUs", {"wishes": Wishes(tensor_parallel_size=2)}),
+        ("--pipeline-parallel-size is planned for this machine", {"wishes": Wishes(pipeline_parallel_size=2)}),
         ("--max-model-len 65 is longer", {"wishes": Wishes(max_model_len=65)}),
         ("moves 6 of 6 experts to host memory, and 2 must stay.* give at most 2", {"gpus": 2, "offload": 3}),
         (

@@ -70,7 +70,7 @@ def test_a_kv_cache_that_does_not_fit(checkpoint: Path, monkeypatch: pytest.Monk
 
 def test_a_rank_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_take_part", full)
-    config, topology = worker.EngineConfig("model", device="cpu"), worker.detect_topology({}, tensor_parallel_size=1)
+    config, topology = worker.EngineConfig("model", device="cpu"), worker.topology_of(worker.EngineConfig("model"), {})
     with pytest.raises(NotEnoughMemoryError, match="gpu-memory-utilization"):
         worker.run(config, topology)
 

@@ -162,7 +162,7 @@ def test_blocks_on_their_way_are_marked_one_by_one(
     monkeypatch.setenv(PROGRESS_VARIABLE, str(shared.file))
     options: dict[str, Any] = {"num_kv_blocks": 8, "block_size": 16, "kv_cache_disk": str(tmp_path), "swap_space": 0}
     with running(checkpoint, **options) as engine:
-        disk = engine._ranks.runner._disk
+        disk = engine._ranks.runner.disk
         assert disk is not None
         seen: dict[str, list[Reading]] = {"write": [], "read_into": []}
         for name, readings in seen.items():

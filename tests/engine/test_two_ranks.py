@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 
 from pagewick.engine.batch import Tier
@@ -93,16 +94,36 @@ def test_with_host_memory_and_draft_tokens(draft: str, checkpoints: dict[str, Pa
         assert stats.num_draft_tokens > stats.num_accepted_tokens
 
 
-def test_a_rank_that_cannot_allocate_ends_the_start_and_is_named(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "name"), [("tensor", "1-of-2"), ("pipeline", "stage-1-of-2-0-of-1")])
+def test_a_rank_that_cannot_allocate_ends_the_start_and_is_named(
+    size: str, name: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     """A file is where it keeps its blocks."""
-    options = {**OPTIONS, "tensor_parallel_size": 2, "num_kv_blocks": 16, "kv_cache_disk": str(tmp_path)}
+    options = {**OPTIONS, f"{size}_parallel_size": 2, "num_kv_blocks": 16, "kv_cache_disk": str(tmp_path)}
     with running(checkpoints["llama"], **options):
         pass
-    (share,) = tmp_path.glob("*/1-of-2")
+    (share,) = tmp_path.glob(f"*/{name}")
     shutil.rmtree(share)
     share.touch()
     with pytest.raises(EngineDeadError, match="rank 1 has ended; its own message, above, says why"):
         start(checkpoints["llama"], **options)
+
+
+def test_a_stage_that_is_killed_ends_the_engine(checkpoints: dict[str, Path]) -> None:
+    engine = start(checkpoints["llama"], pipeline_parallel_size=2, num_kv_blocks=16, **OPTIONS)
+    try:
+        engine.add(request([2, 3, 4], max_tokens=50, ignore_eos=True))
+        engine.step()
+        (child,) = psutil.Process().children()
+        child.kill()
+        with pytest.raises(RuntimeError, match="Connection"):
+            for _ in range(50):
+                engine.step()
+        with pytest.raises(EngineDeadError, match="an earlier step of this engine failed"):
+            engine.step()
+    finally:
+        engine.close()
+    assert not psutil.Process().children()
 
 
 def test_with_a_disk(checkpoints: dict[str, Path], on_one_rank: Answers, tmp_path: Path) -> None:

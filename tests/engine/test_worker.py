@@ -208,7 +208,7 @@ def test_a_rank_that_cannot_allocate_ends_the_start_of_all(failing: int | None) 
 
     found = on_ranks(2, run)
     if failing is None:
-        assert found == [9 * BLOCK_BYTES] * 2
+        assert found == [2 * 9 * BLOCK_BYTES] * 2, "those of all ranks"
         return
     assert isinstance(found[failing], MemoryError)
     assert str(found[1 - failing]) == "another rank is lost"

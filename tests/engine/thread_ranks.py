@@ -55,6 +55,10 @@ class ThreadRank(Collectives):
         self.num_minima += 1
         return [min(column) for column in zip(*self._exchange(list(values)), strict=True)]
 
+    def total(self, values: Sequence[int]) -> list[int]:
+        """As Collectives.total."""
+        return [sum(column) for column in zip(*self._exchange(list(values)), strict=True)]
+
     def broadcast_bytes(self, payload: bytes | None) -> bytes:
         """As Collectives.broadcast_bytes."""
         found: bytes = self._exchange(payload)[0]

@@ -95,13 +95,13 @@ def main() -> None:
     import msgspec
 
     from pagewick.config import EngineConfig
-    from pagewick.parallel.topology import detect_topology
+    from pagewick.parallel.topology import topology_of
 
     die_with_parent(int(sys.argv[1]))
     for line in sys.stdin:
         order = json.loads(line)
         config = msgspec.json.decode(order["config"], type=EngineConfig)
-        worker.run(config, detect_topology(order["environ"], tensor_parallel_size=config.tensor_parallel_size))
+        worker.run(config, topology_of(config, order["environ"]))
         print("done", flush=True)
 
 

@@ -82,3 +82,18 @@ def test_only_ranks_of_one_tensor_group_share_a_layer() -> None:
         (4, 1, 1): [(0, 1)] * 4,
         (1, 1, 4): [(0, 4), (1, 4), (2, 4), (3, 4)],
     }
+
+
+def test_a_pipeline_has_a_rank_of_every_stage() -> None:
+    layout = RankLayout(data_size=2, pipeline_size=3, tensor_size=2)
+    assert [list(ranks) for ranks in layout.pipelines] == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]
+    for ranks in layout.pipelines:
+        places = [layout.coordinates(rank) for rank in ranks]
+        assert [place.pipeline for place in places] == [0, 1, 2]
+        assert len({(place.data, place.tensor) for place in places}) == 1
+
+
+def test_every_stage_has_as_many_ranks() -> None:
+    assert layout_of(6, 3) == RankLayout(pipeline_size=3, tensor_size=2)
+    with pytest.raises(ConfigError, match="--pipeline-parallel-size 4 does not divide 6 ranks"):
+        layout_of(6, 4)

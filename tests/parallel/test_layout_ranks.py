@@ -21,6 +21,15 @@ TENSOR_GROUPS = {
     (1, 2, 2): [[0, 1], [2, 3]],
     (1, 4, 1): [[0], [1], [2], [3]],
     (1, 1, 4): [[0, 1, 2, 3]],
+    (2, 2, 1): [[0], [1], [2], [3]],
+}
+# The same -> the ranks of each pipeline, in order.
+PIPELINES = {
+    (2, 1, 2): [[0], [1], [2], [3]],
+    (1, 2, 2): [[0, 2], [1, 3]],
+    (1, 4, 1): [[0, 1, 2, 3]],
+    (1, 1, 4): [[0], [1], [2], [3]],
+    (2, 2, 1): [[0, 1], [2, 3]],
 }
 ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
@@ -49,3 +58,17 @@ def test_a_rank_communicates_with_its_tensor_group_only(index: int, folder: Path
             np.testing.assert_array_equal(found["sum"], total)
             np.testing.assert_array_equal(found["gathered"], gathered)
             assert found["is_payload_right"], "bytes of rank 0 go to all ranks, whatever their group"
+
+
+@pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=["x".join(map(str, sizes)) for sizes in LAYOUTS])
+def test_stages_get_what_the_stage_before_sends(index: int, folder: Path) -> None:
+    for pipeline in PIPELINES[LAYOUTS[index]]:
+        for stage, rank in enumerate(pipeline):
+            found = dict(np.load(folder / str(index) / f"{rank}.npz"))
+            assert found["stage"].tolist() == [stage, len(pipeline)]
+            total = sum(other + 1 for other in pipeline[: stage + 1])
+            np.testing.assert_array_equal(found["hidden_states"], np.full((2, 2, 3), total))
+            expected = np.array([]) if len(pipeline) == 4 else np.full((2, 4), -total)
+            np.testing.assert_array_equal(found["residual"], expected)
+            np.testing.assert_array_equal(found["rows"], np.full((2, 3), pipeline[-1] + 0.5))
+            assert found["numbers"].tolist() == [0, -3, 6]

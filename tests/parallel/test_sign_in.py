@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 
 from pagewick.errors import ConfigError, EngineDeadError
 from pagewick.parallel import sign_in
+from pagewick.parallel.layout import RankLayout
 from pagewick.parallel.topology import Topology
 
 
@@ -38,3 +39,12 @@ def test_the_first_rank_of_a_machine_watches_those_that_it_starts() -> None:
         sign_in.await_ranks(store, topology, lambda: 3, time.monotonic() + 60)
     sign_in.sign_in(store, replace(topology, rank=3), torch.device("cpu"))
     sign_in.await_ranks(store, topology, lambda: None, time.monotonic())
+
+
+def test_ranks_with_another_layout_are_refused() -> None:
+    store = HashStore()
+    for _ in range(2):
+        sign_in.check_layout(store, RankLayout(pipeline_size=2, tensor_size=2))
+    message = r"is one of 4 ranks of data 1 x pipeline 1 x tensor 4, and another one is one of 4 ranks .* pipeline 2 x"
+    with pytest.raises(ConfigError, match=message):
+        sign_in.check_layout(store, RankLayout(tensor_size=4))

@@ -58,6 +58,13 @@ HOME = "127.0.0.1"
 
 # name, environment, flags, (rank, world, local rank, local world, node rank, address, port, launcher)
 ACCEPTED: list[tuple[str, dict[str, str], dict[str, Any], tuple[Any, ...]]] = [
+    ("stages", {}, {"pipeline_parallel_size": 3}, (0, 3, 0, 3, 0, HOME, 0, "spawn")),
+    ("stages of ranks", {}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+     (0, 4, 0, 4, 0, HOME, 0, "spawn")),
+    ("stages on two nodes", {}, {**TWO_NODES, "pipeline_parallel_size": 2},
+     (1, 2, 0, 1, 1, "10.0.0.1", 29500, "spawn")),
+    ("stages under torchrun", torchrun(3, 4, 1, 2, 1), {"pipeline_parallel_size": 2},
+     (3, 4, 1, 2, 1, "head", 29400, "torchrun")),
     ("nothing", {}, {}, (0, 1, 0, 1, 0, HOME, 29500, "single")),
     ("single ignores MASTER_ADDR", {"MASTER_ADDR": "x"}, {}, (0, 1, 0, 1, 0, HOME, 29500, "single")),
     ("spawn", {}, {"tensor_parallel_size": 3}, (0, 3, 0, 3, 0, HOME, 0, "spawn")),
@@ -145,6 +152,11 @@ REFUSED: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
     ("no address", {}, {"nnodes": 2, "node_rank": 0}, r"--nnodes needs --master-addr"),
     ("address without nodes", {}, {"master_addr": "head"}, r"--master-addr head .*--nnodes"),
     ("port 0", {}, {"master_port": 0}, r"--master-port must be from 1 to 65535"),
+    ("uneven stages", {}, {**TWO_NODES, "pipeline_parallel_size": 3},
+     r"--tensor-parallel-size 1 --pipeline-parallel-size 3 \(3 ranks\) must be a multiple of --nnodes 2"),
+    ("stages that do not divide", torchrun(0, 3, 0, 3, 0), {"pipeline_parallel_size": 2},
+     r"--pipeline-parallel-size 2 contradicts torchrun, which started 3 ranks: start 2"),
+    ("no stage", {}, {"pipeline_parallel_size": 0}, r"--pipeline-parallel-size must be at least 1"),
     ("uneven nodes", {}, {**TWO_NODES, "tensor_parallel_size": 3}, r"multiple of --nnodes 2"),
     ("second rank of a node under --nnodes", slurm(1, 2, 1, 0, "n1"), TWO_NODES,
      r"SLURM_LOCALID=1 contradicts --nnodes"),

@@ -161,6 +161,19 @@ def test_finishes_every_module_once_after_all_is_loaded() -> None:
     assert [m.num_finished for m in model.modules() if isinstance(m, Plain)] == [1, 1, 1]
 
 
+def test_modules_of_other_processes_are_not_read() -> None:
+    """Their tensors must still be there."""
+    model, source = Model(), MemorySource(checkpoint())
+    model.absent = (model.layers[1],)  # type: ignore[assignment]
+    load_weights(model, source)
+    read = [event.removeprefix("get ") for event in source.events if event.startswith("get")]
+    assert read == [name for name in checkpoint() if not name.startswith("layers.1.")]
+    assert [m.num_finished for m in model.modules() if isinstance(m, Plain)] == [1, 0, 1]
+    tensors = checkpoint()
+    del tensors["layers.1.norm.weight"]
+    assert "layers.1.norm.weight" in fails(model, tensors)
+
+
 def test_a_module_on_its_own() -> None:
     model = Plain(2)
     load_weights(model, MemorySource({"weight": torch.ones(2)}))

@@ -31,8 +31,9 @@ DISK_ALLOWED_S = 60.0
 class BlockStore:
     """The blocks of one rank in all tiers.
 
-    caches: [group][layer], each [number of blocks, B] uint8, all on one device. num_host_blocks: per group. Host memory
-    is pinned for a CUDA device, else committed when a block is first used. Raises ConfigError if there is too little.
+    caches: [group][layer], each [number of blocks, B] uint8, all on `device`. A group may have no layers here, if other
+    ranks have them; its blocks are empty. num_host_blocks: per group. Host memory is pinned for a CUDA device, else
+    committed when a block is first used. Raises ConfigError if there is too little.
     progress: is marked at every block of a disk and every other batch.
     """
 
@@ -42,9 +43,11 @@ class BlockStore:
         num_host_blocks: Sequence[int],
         disk: DiskStore | None,
         progress: Progress | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        """device: None: that of the caches, of which there is at least one."""
         self._caches = [list(layers) for layers in caches]
-        self._device = caches[0][0].device
+        self._device = device or caches[0][0].device
         self._is_cuda = self._device.type == "cuda"
         self._stream = stream_of(self._device)
         # Many small copies to another device are slow: the layers of a block are first put together there.
@@ -65,7 +68,7 @@ class BlockStore:
         Return the keys that could not be read from disk, each once. The contents of their destinations are undefined.
         """
         unreadable: dict[bytes, None] = {}
-        for batch in batches(transfers, [max(1, _MAX_BATCH_BYTES // size) for size in self._block_bytes]):
+        for batch in batches(transfers, [max(1, _MAX_BATCH_BYTES // max(1, size)) for size in self._block_bytes]):
             uses_disk = Tier.DISK in (batch[0].source_tier, batch[0].destination_tier)
             self._progress.expect(DISK_ALLOWED_S if uses_disk else 0.0)
             unreadable |= dict.fromkeys(self._move(batch))
@@ -91,7 +94,7 @@ class BlockStore:
         sources = [transfer.source for transfer in batch]
         destinations = [transfer.destination for transfer in batch]
         for tier, numbers in ((source_tier, sources), (destination_tier, destinations)):
-            if tier != Tier.DISK:  # there, blocks have keys and no numbers
+            if tier != Tier.DISK and self._caches[group]:  # there, blocks have keys and no numbers
                 memory = self._caches[group][0] if tier == Tier.DEVICE else self._host[group]
                 # An index below 0 would silently be taken from the end.
                 assert all(0 <= number < len(memory) for number in numbers), (group, tier, numbers)
@@ -121,7 +124,7 @@ class BlockStore:
 
     def _copy(self, group: int, sources: Sequence[int], destinations: Sequence[int]) -> None:
         caches = self._caches[group]
-        if self._is_staged:
+        if self._is_staged and caches:
             content = kernels.gather_blocks(self._index(sources), caches)
             kernels.scatter_blocks(self._index(destinations), caches, content)
             return
@@ -131,6 +134,8 @@ class BlockStore:
 
     def _save(self, group: int, blocks: Sequence[int], memory: _Rows, rows: Sequence[int]) -> None:
         """Copy blocks of the pool into rows of host memory, [number of rows, L * B]."""
+        if not self._caches[group]:
+            return
         if not self._is_staged:
             for row, block in zip(rows, blocks, strict=True):
                 for part, cache in zip(self._layers_of(group, memory[row]), self._caches[group], strict=True):
@@ -142,6 +147,8 @@ class BlockStore:
 
     def _load(self, group: int, memory: _Rows, rows: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy rows of host memory, [number of rows, L * B], into blocks of the pool."""
+        if not self._caches[group]:
+            return
         if not self._is_staged:
             for row, block in zip(rows, blocks, strict=True):
                 for part, cache in zip(self._layers_of(group, memory[row]), self._caches[group], strict=True):
@@ -189,7 +196,7 @@ class BlockStore:
         """Allocate [num_blocks, L * B] on the CPU, not initialised."""
         num_bytes = self._block_bytes[group]
         try:
-            if self._is_cuda:
+            if self._is_cuda and num_bytes:
                 return _pinned_rows(num_blocks, num_bytes)
             return torch.empty(num_blocks, num_bytes, dtype=torch.uint8)
         except RuntimeError as error:

@@ -77,16 +77,14 @@ class DiskStore:
     """The blocks of one rank, by cache group and prefix hash (16 bytes).
 
     block_bytes: per group, the bytes of a block in all layers of this rank. fingerprint: see model_fingerprint; blocks
-    with another one are not found. tp_rank, tp_size: the rank whose share of each layer the blocks hold. A thread makes
-    the changes, one after the other; reads see them at once. Only one other thread may call. Raises ConfigError if the
+    with another one are not found. share: a name for the part of the model that this rank holds. A thread makes the
+    changes, one after the other; reads see them at once. Only one other thread may call. Raises ConfigError if the
     directory cannot be used.
     """
 
-    def __init__(
-        self, directory: Path, *, fingerprint: str, block_bytes: Sequence[int], tp_rank: int, tp_size: int
-    ) -> None:
-        assert is_plain_name(fingerprint)
-        self._root = directory / fingerprint / f"{tp_rank}-of-{tp_size}"
+    def __init__(self, directory: Path, *, fingerprint: str, block_bytes: Sequence[int], share: str) -> None:
+        assert is_plain_name(fingerprint) and is_plain_name(share)
+        self._root = directory / fingerprint / share
         self._block_bytes = tuple(block_bytes)
         self._last_mtime_ns = 0
         self._has_reported_damage = False
@@ -95,7 +93,7 @@ class DiskStore:
                 make_directory(directory)
                 self._groups: list[BlockFiles] = []
                 for group, num_bytes in enumerate(block_bytes):
-                    names = (fingerprint, f"{tp_rank}-of-{tp_size}", str(group))
+                    names = (fingerprint, share, str(group))
                     self._groups.append(BlockFiles(directory, names, num_bytes))
                     cleanup.callback(self._groups[-1].close)
                 self._found = [files.scan() for files in self._groups]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from pagewick.engine.step_memory import gpu_cache_bytes
 from pagewick.errors import ConfigError, NotEnoughMemoryError
 from pagewick.huge_memory import HUGE_PAGE
 from pagewick.kernels.huge_pages import huge_zeros
+from pagewick.parallel.layout import RankLayout
 
 # The cache's share of the memory that is free once the weights are loaded; the rest is for activations and for other
 # programs. On a CPU the pools open blocks as they need them, as long as the machine has memory left. On CUDA,
@@ -42,23 +43,42 @@ class CachedLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers with the same spec: a block id names one block in each of them."""
+    """Layers with the same spec: a block id names one block in each of them.
+
+    layers: those of this rank. num_per_stage: their number on the ranks of each stage; empty: there are no stages.
+    """
 
     spec: CacheSpec
     layers: tuple[CachedLayer, ...]
+    num_per_stage: tuple[int, ...] = ()
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of a block in all layers of this rank."""
         return self.spec.block_bytes * len(self.layers)
 
+    @property
+    def bytes_per_stage(self) -> list[int]:
+        """Bytes of a block in all layers of a rank, for each stage."""
+        return [self.spec.block_bytes * number for number in self.num_per_stage or (len(self.layers),)]
 
-def cache_groups(model: nn.Module) -> list[CacheGroup]:
-    """Group the model's caching layers by spec, in the order in which the specs appear."""
-    by_spec: dict[CacheSpec, list[CachedLayer]] = {}
-    for layer in model.modules():
-        if isinstance(layer, CachedLayer):
-            by_spec.setdefault(layer.cache_spec, []).append(layer)
-    return [CacheGroup(spec, tuple(layers)) for spec, layers in by_spec.items()]
+
+def cache_groups(model: nn.Module, stages: Sequence[Sequence[nn.Module]] = (), own_stage: int = 0) -> list[CacheGroup]:
+    """Group the model's caching layers by spec, in the order in which the specs appear.
+
+    stages: the modules of each stage; empty: this rank has the whole model. The groups are those of all stages, because
+    all have the same block tables.
+    """
+    by_spec: dict[CacheSpec, list[list[CachedLayer]]] = {}
+    parts = stages or [[model]]
+    for stage, modules in enumerate(parts):
+        for layer in (each for module in modules for each in module.modules()):
+            if isinstance(layer, CachedLayer):
+                by_spec.setdefault(layer.cache_spec, [[] for _ in parts])[stage].append(layer)
+    return [
+        CacheGroup(spec, tuple(found[own_stage]), tuple(map(len, found)) if len(stages) > 1 else ())
+        for spec, found in by_spec.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +109,7 @@ def cache_memory(config: EngineConfig, step_bytes: int = 0, local_world_size: in
     if share is not None:
         usable = max(0.0, min(usable, free - total * (1 - share)))
     # On a CPU the ranks of a machine share its memory.
-    num_shares = local_world_size or config.tensor_parallel_size
+    num_shares = local_world_size or config.num_ranks
     return CacheMemory(int(usable / num_shares), total // num_shares if kind == "cpu" else free)
 
 
@@ -104,9 +124,16 @@ def blocks_per_group(
     A group that keeps every token gets blocks for as many tokens as memory allows. A group with a window or with
     snapshots gets at most as many as `max_num_seqs` sequences can hold at a time. Raises ConfigError, with the
     arithmetic, if memory is too small for one block of every layer (two for snapshots), or the token budget for the
-    smallest chunk of a prompt.
+    smallest chunk of a prompt. With stages, every rank has as many blocks as the one that has least room.
     """
     memory = memory or cache_memory(config, step_bytes)
+    return _least(_blocks_of_rank(stage, config, step_bytes, memory) for stage in _by_stage(groups))
+
+
+def _blocks_of_rank(
+    groups: Sequence[_GroupBytes], config: EngineConfig, step_bytes: int, memory: CacheMemory
+) -> list[int]:
+    """Do what blocks_per_group says for the ranks of one stage."""
     alignment = math.lcm(*(group.spec.chunk_alignment for group in groups))
     if config.max_num_batched_tokens < alignment:
         raise ConfigError(
@@ -150,10 +177,33 @@ def blocks_per_group(
     return blocks
 
 
+@dataclass(frozen=True, slots=True)
+class _GroupBytes:
+    """A cache group on the ranks of one stage; see CacheGroup."""
+
+    spec: CacheSpec
+    block_bytes: int
+
+
+def _by_stage(groups: Sequence[CacheGroup]) -> list[list[_GroupBytes]]:
+    """Return the groups on each stage; a group without stages, as of a draft model, is the same on all."""
+    count = max((len(group.num_per_stage) for group in groups), default=0) or 1
+    stages = []
+    for stage in range(count):
+        sizes = (sizes[stage % len(sizes)] for sizes in (group.bytes_per_stage for group in groups))
+        stages.append([_GroupBytes(group.spec, size) for group, size in zip(groups, sizes, strict=True)])
+    # A stage without any cache limits nothing.
+    return [stage for stage in stages if any(group.block_bytes for group in stage)] or stages[:1]
+
+
+def _least(numbers: Iterable[Sequence[int]]) -> list[int]:
+    return [min(each) for each in zip(*numbers, strict=True)]
+
+
 def _check_wanted(num_bytes: int, flag: str, config: EngineConfig, memory: CacheMemory) -> None:
     """Raise ConfigError if `num_bytes` can never be available."""
     if num_bytes > memory.most:
-        owner = config.device if config.tensor_parallel_size == 1 else "the fullest GPU"
+        owner = config.device if config.num_ranks == 1 else "the fullest GPU"
         has = "this machine has for each rank" if config.device == "cpu" else f"{owner} has free beside a step"
         raise ConfigError(
             f"{flag} asks for {num_bytes / 2**30:.1f} GiB of KV cache, but {has} only {memory.most / 2**30:.1f} GiB; "
@@ -217,8 +267,19 @@ def blocks_in(groups: Sequence[CacheGroup], num_bytes: int) -> list[int]:
 
     A group of snapshots gets one block for every block_size tokens.
     """
-    bytes_per_token = sum(group.block_bytes / group.spec.block_size for group in groups)
-    return [int(num_bytes / bytes_per_token) // group.spec.block_size for group in groups]
+    found = []
+    for stage in _by_stage(groups):
+        bytes_per_token = sum(group.block_bytes / group.spec.block_size for group in stage)
+        found.append([int(num_bytes / bytes_per_token) // group.spec.block_size for group in stage])
+    return _least(found)
+
+
+def machine_block_bytes(group: CacheGroup, layout: RankLayout, local_world_size: int) -> int:
+    """Return the bytes of a block on all ranks of one machine, the one where they are most."""
+    sizes = group.bytes_per_stage
+    of_rank = [sizes[layout.coordinates(rank).pipeline % len(sizes)] for rank in range(layout.world_size)]
+    firsts = range(0, layout.world_size, local_world_size)
+    return max(sum(of_rank[first : first + local_world_size]) for first in firsts)
 
 
 class MemoryGuard:
@@ -271,5 +332,5 @@ def _least_blocks(spec: CacheSpec) -> int:
     return 2 if spec.has_snapshots else 1
 
 
-def _bytes_for(groups: Sequence[CacheGroup], num_tokens: int, config: EngineConfig) -> int:
+def _bytes_for(groups: Sequence[_GroupBytes], num_tokens: int, config: EngineConfig) -> int:
     return sum(group.block_bytes * _blocks_for(group.spec, num_tokens, config) for group in groups)

@@ -55,7 +55,7 @@ def step_graph(
     if stream is not None:
         logger.debug("steps are not captured in CUDA graphs: %s", reason)
     # Communication between ranks cannot be recorded.
-    if collectives.tp_size == 1 and recorded_steps.can_record(device):
+    if collectives.tp_size == collectives.stages.size == 1 and recorded_steps.can_record(device):
         return StepGraph(model, [spec.table_width(max_model_len) for spec in specs], progress)
     return lambda batch, stage: run(model, batch.to(device), stage)
 
@@ -66,4 +66,6 @@ def _why_not_captured(config: EngineConfig, collectives: Collectives) -> str:
         return "--enforce-eager"
     if (package := PACKAGES.get(config.attention_backend)) and not package.fits_graphs:
         return f"--attention-backend {package.name} plans every step on the host"
+    if collectives.stages.size > 1:
+        return "the layers of a step are on several ranks"
     return "" if collectives.is_on_device else "the ranks communicate through the host"

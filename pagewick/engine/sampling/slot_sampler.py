@@ -136,7 +136,8 @@ class SlotSampler:
                 of_work = hidden_states[end : end + work.num_tokens]
                 result.prompt_logprobs = self._prompt_logprobs(work, of_work, place, num_seqs)
             if self._slots.sampling(work.slot).pooling:
-                self._pooler.take(work, hidden_states[end : end + work.num_tokens], result, place)
+                of_work = self._model.known_rows(hidden_states[end : end + work.num_tokens])
+                self._pooler.take(work, of_work, result, place)
             end += work.num_tokens
             if not work.is_sampled:
                 continue

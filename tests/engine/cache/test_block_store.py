@@ -64,7 +64,7 @@ def make_caches(device: str, seed: int = 0) -> list[list[Tensor]]:
 @contextmanager
 def make_store(caches: list[list[Tensor]], *, is_staged: bool = False) -> Iterator[tuple[BlockStore, DiskStore]]:
     with tempfile.TemporaryDirectory() as name:
-        disk = DiskStore(Path(name), fingerprint="cafe", block_bytes=BLOCK_BYTES, tp_rank=0, tp_size=1)
+        disk = DiskStore(Path(name), fingerprint="cafe", block_bytes=BLOCK_BYTES, share="0-of-1")
         with closing(BlockStore(caches, NUM_HOST_BLOCKS, disk)) as store:
             store._is_staged = is_staged
             yield store, disk
@@ -297,7 +297,7 @@ def test_closing_waits_for_the_disk() -> None:
     caches = make_caches("cpu")
     with tempfile.TemporaryDirectory() as name:
         for expected in ([], KEYS):
-            disk = DiskStore(Path(name), fingerprint="cafe", block_bytes=BLOCK_BYTES, tp_rank=0, tp_size=1)
+            disk = DiskStore(Path(name), fingerprint="cafe", block_bytes=BLOCK_BYTES, share="0-of-1")
             assert disk.keys(1) == expected
             store = BlockStore(caches, NUM_HOST_BLOCKS, disk)
             store.run([Transfer(1, DEVICE, block, DISK, -1, KEYS[block]) for block in range(4)])

@@ -38,7 +38,7 @@ real_write = os.write
 def make_store(
     directory: Path, *, rank: int = 0, fingerprint: str = "cafe", sizes: tuple[int, ...] = SIZES
 ) -> DiskStore:
-    return DiskStore(directory, fingerprint=fingerprint, block_bytes=sizes, tp_rank=rank, tp_size=2)
+    return DiskStore(directory, fingerprint=fingerprint, block_bytes=sizes, share=f"{rank}-of-2")
 
 
 def content_of(group: int, number: int) -> bytes:
@@ -394,7 +394,7 @@ import resource, sys
 from pathlib import Path
 from pagewick.engine.cache.disk_store import DiskStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-store = DiskStore(Path(sys.argv[1]), fingerprint="cafe", block_bytes=[24, 7], tp_rank=0, tp_size=2)
+store = DiskStore(Path(sys.argv[1]), fingerprint="cafe", block_bytes=[24, 7], share="0-of-2")
 store.write(1, b"k" * 16, b"7 bytes")
 store.write(0, b"k" * 16, b"these are 24 other bytes")
 store.close()
@@ -440,7 +440,7 @@ def replace(*args, **kwargs):
 if name == "write":
     os.write = write
 os.replace = replace
-store = DiskStore(Path(sys.argv[1]), fingerprint="cafe", block_bytes=[24, 7], tp_rank=0, tp_size=2)
+store = DiskStore(Path(sys.argv[1]), fingerprint="cafe", block_bytes=[24, 7], share="0-of-2")
 store.write(0, bytes([0xA0]) * 16, b"these are 24 other bytes")
 store.close()
 """
@@ -512,7 +512,7 @@ from pagewick.engine.cache.disk_store import DiskStore
 dice = random.Random(sys.argv[2])
 keys = [bytes([number]) * 16 for number in range(6)]
 for _ in range(8):
-    store = DiskStore(Path(sys.argv[1]), fingerprint="cafe", block_bytes=[50_000, 7], tp_rank=0, tp_size=2)
+    store = DiskStore(Path(sys.argv[1]), fingerprint="cafe", block_bytes=[50_000, 7], share="0-of-2")
     assert store.keys(1) == []
     for _ in range(250):
         key, out = dice.choice(keys), bytearray(50_000)
