@@ -61,7 +61,7 @@ def test_options_have_the_names_of_vllm_rs() -> None:
     ("options", "reason"),
     [
         ({"isq": "aqlm"}, "such checkpoints cannot be loaded yet"),
-        ({"pd_server_prefix_cache_ratio": 0.5}, "prefill and decode in different servers is not supported yet"),
+        ({"pd_server_prefix_cache_ratio": 0.5}, "the one that decodes with --prefill-url"),
         ({"device_ids": [1, 2]}, "set CUDA_VISIBLE_DEVICES=1,2"),
         ({"max_num_sequences": 3}, "did you mean max_num_seqs"),
     ],
