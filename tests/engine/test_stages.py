@@ -88,10 +88,9 @@ def test_stages_say_what_one_rank_says(name: str, num_stages: int, directory_of:
 
 
 @exact
-@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
-def test_stages_whose_ranks_share_layers(name: str, directory_of: Any) -> None:
-    expected = answers(directory_of(name), tensor_parallel_size=2)
-    assert_same(answers(directory_of(name), tensor_parallel_size=2, pipeline_parallel_size=2), expected)
+def test_stages_whose_ranks_share_layers(directory_of: Any) -> None:
+    expected = answers(directory_of("qwen3-moe"), tensor_parallel_size=2)
+    assert_same(answers(directory_of("qwen3-moe"), tensor_parallel_size=2, pipeline_parallel_size=2), expected)
 
 
 @pytest.mark.parametrize("name", ["gemma-3-1b", "jamba"])
@@ -109,7 +108,7 @@ def test_blocks_come_back_from_host_memory_and_disk(name: str, directory_of: Any
         assert bool(moved[Tier.DISK, Tier.DEVICE]) == (run > 0), moved
 
 
-@pytest.mark.parametrize("draft", ["qwen3", "llama", "ngram"])
+@pytest.mark.parametrize("draft", ["qwen3", "ngram"])
 def test_with_draft_tokens(draft: str, directory_of: Any) -> None:
     """Every stage has the whole draft model."""
     options: dict[str, Any] = {"speculative_method": "ngram", "ngram_prompt_lookup_min": 1}
@@ -120,7 +119,7 @@ def test_with_draft_tokens(draft: str, directory_of: Any) -> None:
         assert_same(serve(engine, requests(), arrivals=[0, 0, 2, 9, 4]), answers(directory))
         stats = engine.stats()
     assert stats.num_draft_tokens > 0
-    assert draft == "ngram" or (stats.num_draft_tokens == stats.num_accepted_tokens) == (draft == "qwen3")
+    assert draft == "ngram" or stats.num_draft_tokens == stats.num_accepted_tokens
 
 
 @exact
