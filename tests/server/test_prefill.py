@@ -126,24 +126,6 @@ def test_without_the_other_server_prompts_are_computed_here(tmp_path: Path, disk
     assert len(re.findall("http://127.0.0.1:9/v1 computes no prompts .Connection refused", log)) == 1
 
 
-def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path, other: Server) -> None:
-    flags = ("--prefill-url", f"{other.url}/v1", "--prefill-api-key", KEY, "--prefill-min-tokens", "64")
-    with server(tmp_path / "log", tmp_path / "disk", *flags) as alone:
-        for salt in ("a", "b"):
-            text, num_cached = complete(alone, TEXT, cache_salt=salt)
-            assert text and num_cached == 0
-    log = (tmp_path / "log").read_text()
-    assert log.count("has computed a prompt, and --kv-cache-disk has no block of it") == 1
-
-
-def test_a_wrong_key_is_named(tmp_path: Path, disk: Path, other: Server) -> None:
-    flags = ("--prefill-url", f"{other.url}/v1", "--prefill-api-key", "a-wrong-key", "--prefill-min-tokens", "64")
-    with server(tmp_path / "log", disk, *flags) as alone:
-        assert complete(alone, TEXT, cache_salt="key")[0]
-    log = (tmp_path / "log").read_text()
-    assert "computes no prompts (HTTP 401" in log and "a-wrong-key" not in log
-
-
 # Without a model
 
 
@@ -253,6 +235,33 @@ def test_whatever_the_other_server_says(answer: Answer, is_computed: bool, pause
             assert remote.is_available is not pauses
             now += 11
             assert remote.is_available
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_is_not_shared_is_noticed_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        client = Recorder()
+        async with answering(whole("200 OK", b"{}")) as (url, _):
+            through = PrefillingClient(client, RemotePrefill(url), 50)
+            for number, num_cached in enumerate([48, 0, 0]):
+                client.extras, inbox = {"num_cached_tokens": num_cached}, Inbox()
+                through.open(request_of(request_id=f"r{number}"), inbox.take)
+                await inbox.until(lambda inbox=inbox: inbox.is_over)
+                assert len(caplog.records) == (number > 0)
+        assert "has computed a prompt, and --kv-cache-disk has no block of it" in caplog.text
+
+    asyncio.run(run())
+
+
+def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with answering(whole("401 Unauthorized", b"no such key")) as (url, _):
+            remote = RemotePrefill(url, "a-secret-key")
+            for _ in range(2):
+                assert not await remote.compute(request_of())
+        assert len(caplog.records) == 1 and "computes no prompts (HTTP 401: no such key)" in caplog.text
+        assert "a-secret-key" not in caplog.text
 
     asyncio.run(run())
 
