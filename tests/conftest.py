@@ -28,7 +28,7 @@ os.environ["TRITON_INTERPRET"] = "0" if {"PAGEWICK_EMULATE_PTX", "PAGEWICK_TEST_
 # Tests start hundreds of processes: without compiled modules beside the sources, each would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pagewick  # noqa: F401
-from tests.deep import repetitions
+from tests.deep import beyond_share, repetitions, share_of_cases
 from tests.distribution import LongestUnitsFirst, rank_of
 from tests.rewriting import rewrite_share
 
@@ -58,6 +58,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestUnits
     return LongestUnitsFirst(config, log)
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say which share of the cases runs, if not all do."""
+    share = share_of_cases() if getattr(config.option, "numprocesses", None) else 1.0
+    if share >= 1:
+        return None
+    return f"a slow machine: {share:.0%} of the cases of each test run; PAGEWICK_TEST_SHARE=1 runs them all"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker which share of the cases to run: all must collect the same tests."""
+    node.workerinput["share_of_cases"] = share_of_cases()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
     if worker is not None:
@@ -68,6 +82,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only a deep run repeats; put the slowest tests first where several workers share them."""
     left_out = repetitions(items)
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    left_out |= beyond_share([item for item in items if item not in left_out], worker.get("share_of_cases", 1.0))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

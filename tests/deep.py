@@ -1,14 +1,21 @@
-"""Finds the repetitions of tests that run only with PAGEWICK_DEEP=1.
+"""Finds the repetitions of tests that run only with PAGEWICK_DEEP=1, and those that a slow machine leaves out.
 
 A test of numerical code with several parameters, such as an instruction set, a dtype and a size, runs for all of their
 combinations in a deep run. By default it runs until each value of each parameter has occurred.
+
+On a slow machine, a run with several workers has a share of the cases of each test, so that it ends in time.
+PAGEWICK_TEST_SHARE=1 runs them all.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Final
 from zlib import crc32
 
 import pytest
@@ -20,7 +27,55 @@ FOLDERS = frozenset(
 # Each combination of their parameters is a case of its own.
 WHOLE = ("tests/models/test_encoders.py",)
 
+# Nanoseconds of one turn of the loop below on a machine that runs all tests in time. Others take two to three times as
+# long for all tests if they take one and a half times as long for the loop: they also lack instructions, which tests
+# then emulate.
+USUAL_NS: Final = 50.0
+# Smaller groups of cases are no samples of each other.
+SMALLEST_GROUP: Final = 3
+# Minutes each on a slow machine, which leaves them out.
+LONGEST: Final = (
+    "tests/kernels/test_native_library.py::test_the_kernels_run_on_aarch64",
+    "tests/kernels/test_native_library.py::test_the_kernels_run_under_the_sanitizers",
+    "tests/kernels/triton/ptx/test_compiled_kernels.py",
+    "tests/kernels/triton/test_resources.py::test_variants_compile_within_the_limits[attention]",
+)
+
 Value = tuple[str | int, ...]
+
+
+@functools.cache
+def share_of_cases() -> float:
+    """Return the share of the cases that a run with several workers has on this machine: 1 unless it is slow."""
+    if (given := os.environ.get("PAGEWICK_TEST_SHARE")) is not None:
+        return float(given)
+    return 1.0 if IS_DEEP else min(1.0, (USUAL_NS / _loop_ns()) ** 2)
+
+
+def _loop_ns(num_turns: int = 200_000) -> float:
+    best = math.inf
+    for _ in range(7):
+        began, total = time.process_time(), 0
+        for turn in range(num_turns):
+            total += turn * turn
+        best = min(best, time.process_time() - began)
+    return best / num_turns * 1e9
+
+
+def beyond_share(items: Sequence[pytest.Item], share: float) -> set[pytest.Item]:
+    """Return the tests that a run with this share of the cases leaves out. At least one case of each test is left."""
+    if share >= 1:
+        return set()
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        groups[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for item in items if item.nodeid.startswith(LONGEST)}
+    for group in groups.values():
+        if len(group) >= SMALLEST_GROUP:
+            # In an order that has nothing to do with the parameters', and differs from test to test.
+            group.sort(key=lambda item: crc32(item.nodeid.encode()))
+            left_out |= set(group[max(1, round(len(group) * share)) :])
+    return left_out
 
 
 def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:

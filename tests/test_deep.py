@@ -91,3 +91,33 @@ def test_pytest_collects_the_tests_of_a_deep_run() -> None:
         env={**os.environ, "PAGEWICK_DEEP": "1"}, cwd=folder.parent, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
+def test_a_slow_machine_runs_a_share_of_the_cases(share: float) -> None:
+    items = [item(name, {"a": a}, "a") for name in ("test_x", "test_y", "test_z") for a in range(20)]
+    few = [item("test_few", {"a": a}, "a") for a in range(2)]
+    left_out = deep.beyond_share([*items, *few], share)
+    kept = [one.callspec.params["a"] for one in items if one not in left_out]
+    assert len(kept) == 3 * round(20 * share) and not left_out & set(few)
+    # Tests with the same parameters keep different ones, and every process keeps the same.
+    assert len(set(kept)) > round(20 * share)
+    assert left_out == deep.beyond_share([*few, *items[::-1]], share)
+
+
+def test_one_case_is_always_left_but_of_the_longest_tests() -> None:
+    items = [item("test_x", {"a": a}, "a") for a in range(3)]
+    assert len(deep.beyond_share(items, 0.01)) == 2
+    assert deep.beyond_share(items, 1.0) == set()
+    (path, _, name) = deep.LONGEST[0].partition("::")
+    longest: Any = Item(nodeid=f"{path}::{name}")
+    assert deep.beyond_share([longest], 0.9) == {longest}
+
+
+@pytest.mark.parametrize(("nanoseconds", "share"), [(35.0, 1.0), (50.0, 1.0), (100.0, 0.25)])
+def test_the_share_depends_on_the_machine(monkeypatch: pytest.MonkeyPatch, nanoseconds: float, share: float) -> None:
+    monkeypatch.delenv("PAGEWICK_TEST_SHARE", raising=False)
+    monkeypatch.setattr(deep, "_loop_ns", lambda: nanoseconds)
+    assert deep.share_of_cases.__wrapped__() == share
+    monkeypatch.setenv("PAGEWICK_TEST_SHARE", "0.75")
+    assert deep.share_of_cases.__wrapped__() == 0.75

@@ -73,7 +73,6 @@ _NOT_SERVED = {
     **dict.fromkeys(("/v1/batches", "/v1/messages/batches", "/v1/files"), _NO_BATCHES),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_UPDATES),
     **dict.fromkeys(("/models/load", "/models/unload"), _ONE_MODEL),
-    "/embedding": "send POST /v1/embeddings instead",
     "/lora-adapters": "GET /v1/models lists adapters, and a request names its adapter as its model",
     **dict.fromkeys(("/api/create", "/api/copy", "/api/delete", "/api/push", "/api/blobs"), _NO_MODELS),
     "/api/": "there is no such route; of Ollama's API this server has /api/chat, /api/generate, /api/embed, "

@@ -109,7 +109,7 @@ def test_keys_may_have_the_other_names_of_flags(tmp_path: Path, ran: list[tuple[
         ('max-num-seqs = "all"', "--max-num-seqs in the file of --config: 'all'"),
         ("max-model-len = 5\nctx-size = 6", "--max-model-len is given twice"),
         ('isq = "aqlm"', "--quantization aqlm: such checkpoints cannot be loaded yet"),
-        ("[serve]\nuds = 'x'", "--uds: a Unix socket is not supported yet"),
+        ("[serve]\nroot-path = 'x'", "--root-path: let a proxy change paths"),
         (
             "max-num-seqs = 0",
             "--max-num-seqs must be a whole number above 0; got 0 (from --max-num-seqs in the file of --config)",

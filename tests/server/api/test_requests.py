@@ -72,7 +72,7 @@ def test_wrong_path_and_method(http: httpx.Client, sdk: openai.OpenAI) -> None:
         ("/v1/responses/resp_1/cancel", "responses run in the foreground only"),
         ("/v1/audio/speech", "sound is not supported yet"),
         ("/v1/batches", "pagewick complete --batch FILE"),
-        ("/completion", "send POST /v1/completions"),
+        ("/lora-adapters", "a request names its adapter as its model"),
         ("/models/load", "one with --models-dir"),
     ],
 )
