@@ -58,14 +58,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestUnits
     return LongestUnitsFirst(config, log)
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say which share of the cases runs, if not all do."""
-    share = share_of_cases() if getattr(config.option, "numprocesses", None) else 1.0
-    if share >= 1:
-        return None
-    return f"a slow machine: {share:.0%} of the cases of each test run; PAGEWICK_TEST_SHARE=1 runs them all"
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker which share of the cases to run: all must collect the same tests."""
@@ -77,6 +69,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if worker is not None:
         number = int(worker["workerid"].removeprefix("gw"))
         rewrite_share(session.config, session.config.rootpath / "tests", number, worker["workercount"])
+    elif getattr(session.config.option, "numprocesses", None) and (share := share_of_cases()) < 1:
+        # Also with -q, which leaves out the header of the report.
+        line = f"a slow machine: {share:.0%} of the cases of each test run; PAGEWICK_TEST_SHARE=1 runs them all"
+        session.config.pluginmanager.getplugin("terminalreporter").write_line(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
