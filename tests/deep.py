@@ -15,6 +15,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 from zlib import crc32
 
@@ -27,10 +28,11 @@ FOLDERS = frozenset(
 # Each combination of their parameters is a case of its own.
 WHOLE = ("tests/models/test_encoders.py",)
 
-# Nanoseconds of one turn of the loop below on a machine that runs all tests in time. Others take two to three times as
-# long for all tests if they take one and a half times as long for the loop: they also lack instructions, which tests
-# then emulate.
+# Nanoseconds of one turn of the loop below on a machine that runs all tests in time. The speed of one that other
+# programs share differs from time to time.
 USUAL_NS: Final = 50.0
+# What a processor without AVX-512 has time for: tests emulate these instructions, and it is an old one in any case.
+SHARE_WITHOUT_AVX512: Final = 0.5
 # Smaller groups of cases are no samples of each other.
 SMALLEST_GROUP: Final = 3
 # Minutes each on a slow machine, which leaves them out.
@@ -49,7 +51,17 @@ def share_of_cases() -> float:
     """Return the share of the cases that a run with several workers has on this machine: 1 unless it is slow."""
     if (given := os.environ.get("PAGEWICK_TEST_SHARE")) is not None:
         return float(given)
-    return 1.0 if IS_DEEP else min(1.0, (USUAL_NS / _loop_ns()) ** 2)
+    if IS_DEEP:
+        return 1.0
+    return min(1.0, (USUAL_NS / _loop_ns()) ** 2) * (SHARE_WITHOUT_AVX512 if _lacks_avx512() else 1.0)
+
+
+def _lacks_avx512() -> bool:
+    try:
+        found = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return " avx2 " in found and " avx512f " not in found
 
 
 def _loop_ns(num_turns: int = 200_000) -> float:

@@ -114,10 +114,15 @@ def test_one_case_is_always_left_but_of_the_longest_tests() -> None:
     assert deep.beyond_share([longest], 0.9) == {longest}
 
 
-@pytest.mark.parametrize(("nanoseconds", "share"), [(35.0, 1.0), (50.0, 1.0), (100.0, 0.25)])
-def test_the_share_depends_on_the_machine(monkeypatch: pytest.MonkeyPatch, nanoseconds: float, share: float) -> None:
+@pytest.mark.parametrize(
+    ("nanoseconds", "lacks_avx512", "share"), [(35.0, False, 1.0), (50.0, True, 0.5), (100.0, False, 0.25)]
+)
+def test_the_share_depends_on_the_machine(
+    monkeypatch: pytest.MonkeyPatch, nanoseconds: float, lacks_avx512: bool, share: float
+) -> None:
     monkeypatch.delenv("PAGEWICK_TEST_SHARE", raising=False)
     monkeypatch.setattr(deep, "_loop_ns", lambda: nanoseconds)
+    monkeypatch.setattr(deep, "_lacks_avx512", lambda: lacks_avx512)
     assert deep.share_of_cases.__wrapped__() == share
     monkeypatch.setenv("PAGEWICK_TEST_SHARE", "0.75")
     assert deep.share_of_cases.__wrapped__() == 0.75
