@@ -33,6 +33,7 @@ WHOLE = ("tests/models/test_encoders.py",)
 USUAL_NS: Final = 50.0
 # What a processor without AVX-512 has time for: tests emulate these instructions, and it is an old one in any case.
 SHARE_WITHOUT_AVX512: Final = 0.5
+LEAST_SHARE: Final = 0.25
 # Smaller groups of cases are no samples of each other.
 SMALLEST_GROUP: Final = 3
 # Minutes each on a slow machine, which leaves them out.
@@ -53,7 +54,8 @@ def share_of_cases() -> float:
         return float(given)
     if IS_DEEP:
         return 1.0
-    return min(1.0, (USUAL_NS / _loop_ns()) ** 2) * (SHARE_WITHOUT_AVX512 if _lacks_avx512() else 1.0)
+    share = min(1.0, (USUAL_NS / _loop_ns()) ** 2) * (SHARE_WITHOUT_AVX512 if _lacks_avx512() else 1.0)
+    return max(LEAST_SHARE, share)
 
 
 def _lacks_avx512() -> bool:
