@@ -31,7 +31,7 @@ WHOLE = ("tests/models/test_encoders.py",)
 # Nanoseconds of one turn of the loop below on a machine that runs all tests in time. The speed of one that other
 # programs share differs from time to time.
 USUAL_NS: Final = 50.0
-# What a processor without AVX-512 has time for: tests emulate these instructions, and it is an old one in any case.
+# A processor without AVX-512 is an old one, and tests emulate these instructions there.
 SHARE_WITHOUT_AVX512: Final = 0.5
 LEAST_SHARE: Final = 0.25
 # Smaller groups of cases are no samples of each other.

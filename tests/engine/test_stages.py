@@ -161,7 +161,7 @@ def test_only_the_first_stage_sees_images(kind: Any, directory_of: Any) -> None:
 
 
 def test_embeddings_and_labels(tmp_path: Path) -> None:
-    """Of a decoder, in chunks; and of an encoder, whose layers share a table of distances."""
+    """A decoder computes them in chunks; the layers of an encoder share a table of distances."""
     write_encoder("mpnet", tmp_path, "ForSequenceClassification", num_labels=3)
     write_tokenizer(word_pieces(), tmp_path)
     found = []

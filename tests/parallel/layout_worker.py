@@ -74,7 +74,7 @@ def _pass_through(stages: Stages, rank: int) -> tuple[Tensor, Tensor | None]:
         hidden_states = hidden_states + rank + 1
         residual = None if residual is None else residual - rank - 1
         if not stages.is_last:
-            # What is sent need not be contiguous.
+            # The sender need not make tensors contiguous.
             stages.send(hidden_states.transpose(1, 2).contiguous().transpose(1, 2), residual)
     return hidden_states, residual
 

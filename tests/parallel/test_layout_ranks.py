@@ -23,7 +23,7 @@ TENSOR_GROUPS = {
     (1, 1, 4): [[0, 1, 2, 3]],
     (2, 2, 1): [[0], [1], [2], [3]],
 }
-# The same -> the ranks of each pipeline, in order.
+# With the same keys, the ranks of each pipeline in order.
 PIPELINES = {
     (2, 1, 2): [[0], [1], [2], [3]],
     (1, 2, 2): [[0, 2], [1, 3]],

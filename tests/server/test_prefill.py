@@ -71,7 +71,7 @@ def test_the_blocks_of_a_prompt_come_from_the_other_server(here: Server, other: 
     text, num_cached = complete(here, TEXT)
     assert num_tokens - 17 <= num_cached < num_tokens
     assert other.metric("vllm:prompt_tokens_total") >= num_tokens
-    # The same text, computed here alone: the salt keeps the blocks apart, and goes to the other server, too.
+    # The salt keeps these blocks apart from the first ones. It goes to the other server, too.
     assert complete(here, TEXT, cache_salt="x")[0] == text
     # Nothing is written that this server has computed before; the response goes on from blocks of both.
     again, num_cached = complete(here, TEXT + text)
@@ -187,7 +187,7 @@ class Recorder(FakeClient):
 
 
 class Inbox:
-    """What a request has been told."""
+    """Keeps the news of a request."""
 
     def __init__(self) -> None:
         self.news: list[list[RequestDelta] | Exception] = []

@@ -300,7 +300,7 @@ def test_other_files_stand_before_a_gap(names: tuple[str, ...]) -> None:
     else:
         expected = f"A = 1</s>\nB = 2\n{gap}"
     assert text == f"<s>{expected}"
-    # What a file says is text, also if it looks like a token.
+    # The content of a file stays text, also if it looks like a token.
     assert tokenizer.id_of("</s>") not in token_ids
 
 

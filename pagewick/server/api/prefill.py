@@ -30,12 +30,7 @@ class PrefillRequest(InputFields, kw_only=True):
     def prefill_request(self) -> PromptsRequest:
         """Make the core's request. Raises InvalidRequestError."""
         request = self.prompts_request(None)
-        # The engine computes a prompt to sample a token after it.
-        return replace(
-            request,
-            sampling={**request.sampling, "max_tokens": 1},
-            serving=replace(request.serving, is_prefill=True),
-        )
+        return replace(request, serving=replace(request.serving, is_prefill=True))
 
 
 class PrefillUsage(Struct, kw_only=True):

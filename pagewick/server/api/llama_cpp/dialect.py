@@ -81,7 +81,7 @@ class LlamaCppApi(Dialect):
             )
         )
 
-    @describes(replace(_ABOUT, response=Slot))
+    @describes(replace(_ABOUT, response="application/json"))
     async def slots(self, request: Request) -> Response:
         """List the places for sequences, as many of them busy as requests are running."""
         info, num_running = self.core.engine.info, self.core.engine.stats.num_requests_running
@@ -101,7 +101,6 @@ class LlamaCppApi(Dialect):
             decode=engine.decode,
             max_model_len=engine.info.max_model_len,
             is_list=body.has_several,
-            is_stream=wanted.is_stream,
             wants_tokens=bool(body.return_tokens),
             wants_probabilities=bool(body.n_probs),
             wants_timings=bool(body.timings_per_token),

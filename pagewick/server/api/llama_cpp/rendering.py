@@ -18,7 +18,7 @@ from pagewick.server.api.llama_cpp.responses import LlamaCompletion, LlamaPiece,
 from pagewick.server.api.usage import timings_of
 from pagewick.text.output_stream import ChoiceDelta, PositionLogprobs, TokenChoice
 
-# Names of llama.cpp's for fields of SamplingParams; those that are missing here have the same name.
+# llama.cpp's names of settings, each with the field of SamplingParams that has its value.
 _SETTINGS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "typical_p": "typical_p",
     "top_n_sigma": "top_n_sigma", "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
@@ -40,7 +40,6 @@ class LlamaForm:
     decode: Callable[[list[int]], str]
     max_model_len: int
     is_list: bool = False
-    is_stream: bool = False
     wants_tokens: bool = False
     wants_probabilities: bool = False
     wants_timings: bool = False
